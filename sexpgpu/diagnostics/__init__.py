@@ -1,0 +1,38 @@
+"""Coded diagnostics: facts first (`Diagnostic`), text second (`render`).
+
+Every code is one `Entry` in `catalogue/<family>.py`: title and page. A stage raises
+`fail("E-KNOB-002", "…", span, help=…)`; the command line renders it and picks the exit code.
+`InternalError` is for our own bugs only. A code is never reused.
+"""
+
+from sexpgpu.diagnostics.core import (
+    Diagnostic,
+    Entry,
+    InternalError,
+    Related,
+    SexpError,
+    SexpErrors,
+    entry,
+    fail,
+    note_warning,
+    problem,
+)
+from sexpgpu.diagnostics.render import printable, render
+from sexpgpu.diagnostics.suggest import nearest, suggestion
+
+__all__ = [
+    "Diagnostic",
+    "Entry",
+    "InternalError",
+    "Related",
+    "SexpError",
+    "SexpErrors",
+    "entry",
+    "fail",
+    "nearest",
+    "note_warning",
+    "printable",
+    "problem",
+    "render",
+    "suggestion",
+]

@@ -1,0 +1,131 @@
+"""What a file means, as plain frozen data. Knows neither Lisp nor torch; `run` and `cli` are handed it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any
+
+from sexpgpu.source import Span
+
+
+@dataclass(frozen=True)
+class Knob:
+    """A value a person may change. `source`: default, variant, set or override."""
+
+    name: str
+    value: Any
+    source: str
+    default: Any
+    place: str
+    doc: str = ""
+    minimum: Any = None
+    maximum: Any = None
+    one_of: tuple[Any, ...] | None = None
+    file_value: Any = None  # of an override: what the file states
+    via: str = ""  # of an override: the flag or variable; of a variant: its name
+    used: bool = False
+    decides: tuple[str, ...] = ()  # places where it decided structure
+    span: Span | None = None
+
+
+@dataclass(frozen=True)
+class Field:
+    """One field of a source: a tensor a sample. `scale` multiplies after parsing."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...] = ()
+    scale: Fraction | float | int | None = None
+    span: Span | None = None
+
+
+@dataclass(frozen=True)
+class DataSource:
+    """`(defdata name (format location …) :split …)`. `location` is as written; `folder` is what it is relative to."""
+
+    name: str
+    format: str
+    location: str
+    folder: str
+    fields: tuple[Field, ...]
+    options: dict[str, Any] = field(default_factory=dict)
+    split: tuple[tuple[str, Fraction], ...] = ()
+    span: Span | None = None
+    location_span: Span | None = None
+
+
+@dataclass(frozen=True)
+class Batches:
+    """`(batches source :split s :batch b :shuffle true :limit n)`: the samples of one optimizer step or evaluation batch."""
+
+    source: DataSource
+    split: str | None
+    batch: int
+    shuffle: bool = False
+    limit: int | None = None
+    span: Span | None = None
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A named entry; `function` is the evaluator's value, opaque here."""
+
+    name: str
+    function: Any
+    span: Span | None = None
+
+
+@dataclass(frozen=True)
+class Eval:
+    name: str
+    data: Batches
+    every: int
+    metrics: tuple[Metric, ...]
+    weights: str = "raw"
+    span: Span | None = None
+
+
+@dataclass(frozen=True)
+class Run:
+    """One `defrun`, its settings final (flags applied; overrides are in `Experiment.knobs`)."""
+
+    name: str
+    data: Batches
+    loss: Metric
+    optimizer: Any
+    steps: int
+    seed: int
+    precision: str = "f32"
+    accumulate: int = 1
+    clip_norm: float | None = None
+    checkpoint_every: int | None = None
+    keep: int = 3
+    log_every: int = 10
+    deterministic: bool = True
+    diagnostics: tuple[str, ...] = ()
+    metrics: tuple[Metric, ...] = ()
+    evals: tuple[Eval, ...] = ()
+    span: Span | None = None
+
+
+@dataclass(frozen=True)
+class SourceText:
+    """A text of the program: the main file first, then imports. `name` is relative, with `/`."""
+
+    name: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Experiment:
+    file: str
+    texts: tuple[SourceText, ...]
+    knobs: dict[str, Knob]
+    data: dict[str, DataSource]
+    runs: dict[str, Run]
+    evals: dict[str, Eval]
+    variant: str | None = None
+    warnings: tuple[Any, ...] = ()
+    tracer: Callable[..., Any] | None = None

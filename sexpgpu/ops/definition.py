@@ -1,0 +1,108 @@
+"""What an op is: one definition with all its parts, and the table that finds it by name.
+
+A family module makes `Op(...)`s and lists them in `OPS`; `FAMILIES` below names the modules. `build`
+is the only way a node of an op is made: it infers the type, so a graph is always typed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+from sexpgpu.ir import Node, TensorType, intern
+
+FAMILIES = (
+    "sexpgpu.ops.leaves",
+    "sexpgpu.ops.pointwise",
+    "sexpgpu.ops.reduce",
+    "sexpgpu.ops.views",
+    "sexpgpu.ops.index",
+    "sexpgpu.ops.contract",
+    "sexpgpu.ops.normalise",
+    "sexpgpu.ops.random",
+)
+
+
+class OpProblem(Exception):
+    """Operands that an op refuses. Knows no place: the caller that has spans makes it a diagnostic.
+
+    `code` is a catalogue code (E-SHAPE-…); `axes` lists (operand number, axis) whose sizes clash.
+    """
+
+    def __init__(self, code: str, message: str, axes: tuple[tuple[int, int], ...] = (), help: str = ""):  # noqa: A002
+        super().__init__(message)
+        self.code, self.message, self.axes, self.help = code, message, axes, help
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A keyword of the op in Lisp that becomes an attribute. `kind`: int, float, number, bool, axis, axes, shape, dtype, string."""
+
+    name: str
+    kind: str
+    default: Any = None
+    required: bool = False
+
+
+@dataclass(frozen=True)
+class Lowering:
+    """How the op reaches a kernel: `pointwise` (with a Triton expression of {0} {1} …), `reduction`, `view`,
+    `contraction`, `external`, `template`, or `leaf`."""
+
+    kind: str
+    expression: str = ""
+
+
+@dataclass(frozen=True)
+class Op:
+    """One op.
+
+    operands: names of tensor operands, in order; a last one ending in `*` takes any number of them.
+    positional: names of `attributes` that may follow the operands without a keyword, e.g. `(reshape x [2 3])`.
+    infer(types, attrs) -> TensorType, raising `OpProblem`.
+    vjp(node, ct) -> one cotangent node or None an operand, in IR ops (made with `build`); None: not differentiable.
+    reference(torch, node, args) -> tensor: the meaning, for any dtype, float64 included.
+    cost(node) -> (flops, bytes moved).
+    lisp: False for ops that have no name in the language (gradient ops, leaves).
+    """
+
+    name: str
+    doc: str
+    operands: tuple[str, ...]
+    infer: Callable[[tuple[TensorType, ...], dict[str, Any]], TensorType]
+    reference: Callable[[Any, Node, list[Any]], Any]
+    cost: Callable[[Node], tuple[int, int]]
+    lowering: Lowering
+    vjp: Callable[[Node, Node], tuple[Node | None, ...]] | None = None
+    attributes: tuple[Parameter, ...] = ()
+    positional: tuple[str, ...] = ()
+    lisp: bool = True
+    example: str = ""
+    differentiable: bool = field(default=True)
+
+
+@cache
+def table() -> dict[str, Op]:
+    """Every op by name, in the order of the families."""
+    ops: dict[str, Op] = {}
+    for family in FAMILIES:
+        for op in import_module(family).OPS:
+            assert op.name not in ops, f"two ops are named {op.name}"
+            ops[op.name] = op
+    return ops
+
+
+def build(name: str, *inputs: Node, **attrs: Any) -> Node:
+    """The node of op `name`: infers its type, fills default attributes, interns. Raises `OpProblem`."""
+    op = table()[name]
+    full = {p.name: attrs.get(p.name, p.default) for p in op.attributes}
+    assert set(attrs) <= set(full), f"{name}: unknown attributes {set(attrs) - set(full)}"
+    return intern(name, inputs, full, op.infer(tuple(i.type for i in inputs), full))
+
+
+def constant(value: float | int | bool, dtype: str) -> Node:
+    """A scalar constant; `value` is stored as a Python number of the dtype's kind."""
+    return build("constant", value=value, dtype=dtype)

@@ -1,0 +1,52 @@
+"""What the run loop is handed: a compiled program. It knows neither Lisp nor how the program computes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """Scalars of one optimizer step: of its batch, with the parameters before it.
+
+    `finite` false: nothing was written (contracts.md, "one sticky flag"). `metrics`: name -> value, `taps`: full
+    path -> value; both empty unless asked for. `tokens`: the loss's count for `(list sum count)` losses, else None.
+    """
+
+    loss: float
+    gradient_norm: float
+    learning_rates: Mapping[str, float]  # group -> rate; one group is named ""
+    finite: bool
+    metrics: Mapping[str, float]
+    taps: Mapping[str, float]
+    tokens: float | None = None
+    fell: str = ""  # when not finite: "loss" or "gradient norm"
+
+
+class Program(Protocol):
+    """A run compiled for one device. Batches are {field: numpy array}, axis 0 the samples."""
+
+    device: str
+    threads: int
+
+    def initialise(self) -> None:
+        """Parameters, states and optimizer slots at their initial values; the update counter at 0."""
+
+    def step(self, batch: Mapping[str, Any], logged: bool) -> StepResult:
+        """One optimizer step over a whole batch (micro-batches inside). `logged`: compute metrics and taps."""
+
+    def evaluate(self, name: str, batch: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
+        """Metric -> (sum, count) of one evaluation batch; a batch of another size is a graph of its own."""
+
+    def state(self) -> dict[str, Any]:
+        """Named torch tensors: `param/<path>`, `state/<path>`, `opt/<slot>/<path>`. Copies are the caller's business."""
+
+    def load(self, state: Mapping[str, Any], step: int) -> None:
+        """Takes tensors of these names and the update counter; shapes and dtypes were checked by the caller."""
+
+    def schema(self) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """Name -> (dtype, shape) of what `state` gives."""
+
+    def close(self) -> None: ...
