@@ -16,6 +16,7 @@ from sexpgpu.ir import Node, TensorType, intern
 
 FAMILIES = (
     "sexpgpu.ops.leaves",
+    "sexpgpu.ops.derivative",
     "sexpgpu.ops.pointwise",
     "sexpgpu.ops.reduce",
     "sexpgpu.ops.views",

@@ -1,0 +1,115 @@
+"""Keys of the def-forms: one table a form, one parser, one message for each way to get a key wrong.
+
+`docs/lisp.md` prints these tables. A key that a later version brings is `later`: known, and refused plainly.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from sexpgpu.diagnostics import suggestion
+from sexpgpu.forms import Form, Keyword, ListForm, Literal, Symbol
+from sexpgpu.lisp.values import Callable, Tensor
+
+
+@dataclass(frozen=True)
+class Key:
+    """`kind`: integer, number, boolean, string, text (string or symbol), symbol, names, function, metrics, data, any, form."""
+
+    kind: str
+    doc: str
+    default: Any = None
+    evaluated: bool = True
+    required: bool = False
+    minimum: int | float | None = None
+    later: bool = False
+
+
+@dataclass(frozen=True)
+class Given:
+    """One key as given: its value (or its form, for kind `form`), and the form for places."""
+
+    value: Any
+    form: Form
+
+
+def parse_keys(ev: Any, what: str, form: ListForm, items: tuple[Form, ...], keys: dict[str, Key], env: Any) -> dict[str, Given]:
+    """`:key value …` of a def-form by its table; defaults are the caller's (`value_of`)."""
+    given: dict[str, Given] = {}
+    position = 0
+    while position < len(items):
+        head = items[position]
+        if not isinstance(head, Keyword):
+            raise ev.error("E-EVAL-104", f"{what}: expected a :key here", head, help=f"keys of {what}: " + _list(keys))
+        key = keys.get(head.name)
+        if key is None:
+            raise ev.error("E-EVAL-101", f"{what} has no key :{head.name}", head, help=suggestion(head.name, keys, f"keys of {what}"))
+        if key.later:
+            raise ev.error("E-EVAL-115", f"{what}: :{head.name} is not in this version yet", head, help="leave the key out")
+        if head.name in given:
+            raise ev.error("E-EVAL-104", f"{what}: :{head.name} is given twice", head)
+        if position + 1 == len(items):
+            raise ev.error("E-EVAL-104", f"{what}: :{head.name} has no value", head)
+        value_form = items[position + 1]
+        value = value_form if key.kind == "form" else _value(ev, key, value_form, env)
+        given[head.name] = Given(_checked(ev, what, head.name, key, value, value_form), value_form)
+        position += 2
+    for name, key in keys.items():
+        if key.required and name not in given:
+            raise ev.error("E-EVAL-102", f"{what} needs :{name} ({key.doc})", form)
+    return given
+
+
+def value_of(given: dict[str, Given], keys: dict[str, Key], name: str) -> Any:
+    return given[name].value if name in given else keys[name].default
+
+
+def _list(keys: dict[str, Key]) -> str:
+    return " ".join(f":{name}" for name, key in keys.items() if not key.later)
+
+
+def _value(ev: Any, key: Key, form: Form, env: Any) -> Any:
+    return ev.eval(form, env) if key.evaluated else datum(ev, form, env)
+
+
+def datum(ev: Any, form: Form, env: Any) -> Any:
+    """A form as data: lists become tuples, literals their values, `,x` the value of x."""
+    if isinstance(form, Literal):
+        return form.value
+    if isinstance(form, ListForm):
+        if form.head() == "unquote" and len(form.items) == 2:
+            return ev.eval(form.items[1], env)
+        return tuple(datum(ev, item, env) for item in form.items)
+    return form
+
+
+def _checked(ev: Any, what: str, name: str, key: Key, value: Any, form: Form) -> Any:
+    number = isinstance(value, int | float | Fraction) and not isinstance(value, bool)
+    ok = {
+        "integer": number and (isinstance(value, int) or value == int(value)),
+        "number": number,
+        "boolean": isinstance(value, bool) or value == (),
+        "string": isinstance(value, str),
+        "text": isinstance(value, str | Symbol),
+        "symbol": isinstance(value, Symbol),
+        "names": isinstance(value, tuple) and all(isinstance(v, str | Symbol) for v in value),
+        "function": isinstance(value, Callable),
+        "tensor": isinstance(value, Tensor) or number,
+    }.get(key.kind, True)
+    if not ok:
+        article = "an" if key.kind[0] in "aeiou" else "a"
+        wanted = {"names": "a list of names"}.get(key.kind, f"{article} {key.kind}")
+        raise ev.error("E-EVAL-103", f"{what}: :{name} needs {wanted}", form, help=key.doc)
+    if key.minimum is not None and value < key.minimum:
+        raise ev.error("E-EVAL-103", f"{what}: :{name} must be at least {key.minimum}, and is {value}", form)
+    if key.kind == "integer":
+        return int(value)
+    if key.kind == "boolean":
+        return value is True
+    if key.kind in ("text", "symbol"):
+        return value.name if isinstance(value, Symbol) else str(value)
+    if key.kind == "names":
+        return tuple(v.name if isinstance(v, Symbol) else str(v) for v in value)
+    return value
