@@ -1,1 +1,1 @@
-
+"""Forms to values: evaluator, macros, modules, budget and the functions of plain data."""

@@ -1,1 +1,1 @@
-
+"""Text to forms and back."""

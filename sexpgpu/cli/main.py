@@ -1,0 +1,164 @@
+"""The command `sexpgpu`: a lazy table of commands and the one place where an exception becomes an exit code."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import NoReturn
+
+import click
+
+from sexpgpu import __version__
+from sexpgpu.cli import output
+from sexpgpu.diagnostics import Diagnostic, InternalError, SexpError, nearest, problem, suggestion
+
+#: name of a command -> where it is; nothing is imported until it is used
+COMMANDS = {
+    "run": "sexpgpu.cli.run:command",
+    "explain": "sexpgpu.cli.explain:command",
+    "doctor": "sexpgpu.cli.doctor:command",
+}
+
+
+class Commands(click.Group):
+    """A group whose commands are imported by name."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in COMMANDS:
+            return None
+        module, attribute = COMMANDS[name].split(":")
+        return getattr(import_module(module), attribute)
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="sexpgpu", message="%(prog)s %(version)s")
+def cli() -> None:
+    """Train the experiment that one Lisp file describes."""
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """The entry point: runs a command, ends the process."""
+    sys.exit(perform(list(sys.argv[1:] if arguments is None else arguments)))
+
+
+def perform(arguments: Sequence[str]) -> int:
+    """Run one command line; its exit code (contracts.md, "A run")."""
+    try:
+        result = cli.main(list(arguments), prog_name="sexpgpu", standalone_mode=False)
+        sys.stdout.flush()
+        return result if isinstance(result, int) else 0
+    except BrokenPipeError:
+        return _broken_pipe(arguments)
+    except Exception as error:
+        return _guarded(error, arguments)
+    except KeyboardInterrupt:
+        output.say("stopped")
+        return 130
+
+
+def _guarded(error: Exception, arguments: Sequence[str]) -> int:
+    try:
+        return failed(error, arguments)
+    except BrokenPipeError:
+        _broken_pipe(arguments)
+        return 70 if not isinstance(error, SexpError | click.ClickException) else 2
+
+
+def failed(error: Exception, arguments: Sequence[str]) -> int:
+    """Print what an exception means; its exit code."""
+    if isinstance(error, SexpError):
+        output.report(error.diagnostics)
+        return max(d.exit_code for d in error.diagnostics)
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        output.say(error.format_message())
+        return 2
+    if isinstance(error, click.Abort):
+        return 130
+    if isinstance(error, click.ClickException):
+        output.report([usage(error)])
+        return 2
+    if _out_of_memory(error):
+        help_ = ("try a smaller :batch, or cut it with :accumulate",)
+        output.report(
+            [problem("E-MEM-001", "the machine has no memory left for this", help=help_, exit_code=3).diagnostic]
+        )
+        return 3
+    return bug(error, arguments)
+
+
+def usage(error: click.ClickException) -> Diagnostic:
+    """click's complaint about the command line, with the nearest name there is."""
+    context = getattr(error, "ctx", None)
+    message = error.format_message().split(" (Possible options")[0].split(" Did you mean")[0].rstrip()
+    guess: tuple[str, ...] = ()
+    if isinstance(error, click.NoSuchOption) and context is not None:
+        known = [name for p in context.command.get_params(context) for name in p.opts if name.startswith("--")]
+        guess = suggestion(error.option_name, known, "options")
+    elif context is not None and isinstance(context.command, Commands):
+        words = (
+            [word for word in sys.argv[1:] if not word.startswith("-")]
+            if "'" not in message
+            else message.split("'")[1::2]
+        )
+        close = nearest(words[0], COMMANDS) if words else []
+        guess = (f"did you mean `{close[0]}`?",) if close else (f"commands: {', '.join(COMMANDS)}",)
+    path = context.command_path if context is not None else "sexpgpu"
+    return problem("E-ENV-006", message.rstrip("."), help=(*guess, f"{path} --help")).diagnostic
+
+
+def _out_of_memory(error: Exception) -> bool:
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error) and "memory" in str(error)
+    )
+
+
+def _broken_pipe(arguments: Sequence[str]) -> int:
+    """The reader of our output went away: quiet. A report is done then; a run is not."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        except (OSError, ValueError):
+            pass
+    return 3 if "run" in arguments[:1] else 0
+
+
+def bug(error: Exception, arguments: Sequence[str]) -> int:
+    """A bug of ours: a short message, and the traceback in a file."""
+    text = "".join(traceback.format_exception(error))
+    place = _save(
+        f"sexpgpu {__version__}, Python {platform.python_version()}, {platform.platform()}\n"
+        f"arguments: {list(arguments)!r}\n\n{text}"
+    )
+    first = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+    kind = "" if isinstance(error, InternalError) else f"{type(error).__name__}: "
+    output.say(f"error: this is a bug in SexpGPU, not in your file: {kind}{first}")
+    output.say(f"  please report it with {place}" if place else text)
+    return 70
+
+
+def _save(text: str) -> Path | None:
+    """Write a report into the user's state folder, or else a temporary one; None when neither can be written."""
+    home = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
+    name = f"bug-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{os.getpid()}.txt"
+    for folder in (Path(home) / "sexpgpu" / "bugs", None):
+        try:
+            if folder is None:
+                folder = Path(tempfile.mkdtemp(prefix="sexpgpu-bug-"))
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            descriptor = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:
+                file.write(text)
+            return folder / name
+        except OSError:
+            continue
+    return None

@@ -1,0 +1,50 @@
+"""The only module of the command line that prints. stdout carries what was asked for, stderr everything else."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+from sexpgpu.diagnostics import Diagnostic, render
+
+
+def show(text: str) -> None:
+    """What the user asked for, on stdout."""
+    _write(sys.stdout, text)
+
+
+def show_json(value: Any) -> None:
+    """One JSON document on stdout."""
+    show(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))
+
+
+def say(text: str) -> None:
+    """A message beside it, on stderr."""
+    sys.stdout.flush()
+    _write(sys.stderr, text)
+
+
+def report(diagnostics: Iterable[Diagnostic]) -> None:
+    """Errors and warnings, on stderr."""
+    for diagnostic in diagnostics:
+        say(render(diagnostic))
+
+
+def _write(stream: Any, text: str) -> None:
+    encoding = stream.encoding or "utf-8"
+    stream.write(text.encode(encoding, "backslashreplace").decode(encoding) + "\n")
+    stream.flush()
+
+
+def table(rows: Iterable[Iterable[str]], indent: str = "  ") -> list[str]:
+    """Rows as lines with aligned columns; the last column is not padded."""
+    cells = [list(row) for row in rows]
+    if not cells:
+        return []
+    widths = [max(len(row[i]) for row in cells if i < len(row)) for i in range(max(map(len, cells)))]
+    return [
+        (indent + "  ".join(c if i == len(row) - 1 else c.ljust(widths[i]) for i, c in enumerate(row))).rstrip()
+        for row in cells
+    ]

@@ -1,0 +1,185 @@
+"""Reads a file and evaluates it into an `Experiment`; registers the def-forms, which `lisp` does not know."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sexpgpu.diagnostics import SexpError, SexpErrors, problem, suggestion
+from sexpgpu.experiment import layers, optimizers, runs
+from sexpgpu.experiment.data import defdata, folder_of
+from sexpgpu.experiment.knobs import collect, parse_sets, resolve
+from sexpgpu.experiment.model import DataSource, Eval, Experiment, Knob, Run, SourceText
+from sexpgpu.forms import Form, ListForm, Symbol
+from sexpgpu.lisp import tensors
+from sexpgpu.lisp.evaluator import Evaluator
+from sexpgpu.lisp.modules import Loader
+from sexpgpu.lisp.values import with_knobs
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What a command line chose of a file."""
+
+    variant: str | None = None
+    sets: tuple[str, ...] = ()
+    steps: int | None = None
+    eval_every: int | None = None
+    diagnostics: tuple[str, ...] | None = None
+    diagnostics_via: str = "--diagnostics"
+    limit: int = 10_000_000
+
+
+@dataclass
+class Loaded:
+    """An experiment with the evaluator that can still trace its entries."""
+
+    experiment: Experiment
+    ev: Evaluator
+
+
+class _Forms:
+    """Collects def-forms while the files are evaluated; they are read afterwards, in any order."""
+
+    def __init__(self, folder: str):
+        self.folder = folder
+        self.sources: dict[str, DataSource] = {}
+        self.evals: dict[str, tuple[ListForm, Any]] = {}
+        self.runs: dict[str, tuple[ListForm, Any]] = {}
+        self.knobs: dict[str, Knob] = {}
+
+    def defknob(self, ev: Any, form: ListForm, env: Any) -> Any:
+        name = form.items[1].name if len(form.items) > 1 and isinstance(form.items[1], Symbol) else ""
+        knob = self.knobs.get(name)
+        if knob is None or knob.span != form.span:
+            raise ev.error("E-EVAL-105", "defknob stands at the top level of a file", form)
+        value = with_knobs(knob.value, frozenset([name]))
+        env.define(name, value, form.span)
+        return value
+
+    def defvariant(self, ev: Any, form: ListForm, env: Any) -> Any:
+        return ()
+
+    def defdata(self, ev: Any, form: ListForm, env: Any) -> Any:
+        source = defdata(ev, form, env, self.folder)
+        if source.name in self.sources:
+            raise ev.error("E-EVAL-105", f"two data sources are named `{source.name}`", form)
+        self.sources[source.name] = source
+        return ()
+
+    def defeval(self, ev: Any, form: ListForm, env: Any) -> Any:
+        return self._later(ev, form, env, self.evals)
+
+    def defrun(self, ev: Any, form: ListForm, env: Any) -> Any:
+        return self._later(ev, form, env, self.runs)
+
+    def _later(self, ev: Any, form: ListForm, env: Any, table: dict[str, tuple[ListForm, Any]]) -> Any:
+        if len(form.items) < 2 or not isinstance(form.items[1], Symbol):
+            raise ev.error("E-EVAL-104", f"{form.head()} needs a name first", form)
+        name = form.items[1].name
+        if name in table:
+            raise ev.error("E-EVAL-105", f"two {form.head()}s are named `{name}`", form)
+        table[name] = (form, env)
+        return ()
+
+
+def load(path: str, selection: Selection, stdlib: str | None = None) -> Loaded:
+    """The experiment of a file. Raises coded errors; opens nothing but the file and its imports."""
+    loader = Loader(path, stdlib) if stdlib else Loader(path)
+    forms = _Forms(folder_of(path))
+    op_natives = tensors.natives()
+    specials = {name: getattr(forms, name) for name in ("defknob", "defvariant", "defdata", "defeval", "defrun")}
+    specials |= {"deflayer": layers.deflayer, "defoptimizer": optimizers.defoptimizer}
+    ev = Evaluator(loader, selection.limit, specials, {**op_natives, **layers.natives(op_natives)})
+    ev.provenance = tensors.Provenance()
+    ev.tensor_op = lambda name, args, kwargs, span: tensors.apply_op(ev, name, args, kwargs, span)
+    ev.trace = None
+    decided: dict[str, list[str]] = {}
+    ev.on_decide = lambda value, form: _decide(decided, value, form)
+
+    files = loader.files()
+    knobs, variants = collect(ev, files)
+    forms.knobs = resolve(ev, knobs, variants, selection.variant, parse_sets(list(selection.sets)), ev.builtin_env())
+    ev.provenance.knob_places = {k.name: f"{k.source}{' ' + k.via if k.source == 'variant' else ''}, {k.place}" for k in forms.knobs.values()}
+    ev.load_main()
+
+    evals, run_table, overrides = _read(ev, forms, selection)
+    read = _symbols(files)
+    final = {n: replace(k, used=read.get(n, 0) > 0, decides=tuple(decided.get(n, ()))) for n, k in forms.knobs.items()}
+    texts = tuple(SourceText(name, text) for name, text in loader.texts)
+    experiment = Experiment(path, texts, final | overrides, forms.sources, run_table, evals, selection.variant)
+    return Loaded(experiment, ev)
+
+
+def choose_run(experiment: Experiment, name: str | None) -> Run:
+    """The run of this name, or the only one."""
+    runs_ = experiment.runs
+    if name is None:
+        if len(runs_) == 1:
+            return next(iter(runs_.values()))
+        if not runs_:
+            raise problem("E-RUN-103", f"{experiment.file} has no defrun", help="add (defrun train :data … :loss … :optimizer … :steps …)")
+        raise problem("E-RUN-101", f"{experiment.file} has several runs: {', '.join(runs_)}", help=f"name one: sexpgpu run FILE {next(iter(runs_))}")
+    if name not in runs_:
+        raise problem("E-RUN-102", f"{experiment.file} has no run `{name}`", help=suggestion(name, runs_, "runs"))
+    return runs_[name]
+
+
+def _read(ev: Any, forms: _Forms, selection: Selection) -> tuple[dict[str, Eval], dict[str, Run], dict[str, Knob]]:
+    """Evaluations, runs and the overrides' records; mistakes of several forms are reported together."""
+    errors: list[SexpError] = []
+    evals: dict[str, Eval] = {}
+    table: dict[str, Run] = {}
+    overrides: dict[str, Knob] = {}
+
+    def override(key: str, value: Any, stated: Any, via: str, form: ListForm) -> None:
+        place = form.span.place if form.span else ""
+        overrides[key] = Knob(key, value, "override", stated, place, file_value=stated, via=via, used=True, span=form.span)
+
+    for name, (form, env) in forms.evals.items():
+        try:
+            evals[name] = runs.read_eval(ev, form, env, forms.sources, selection.eval_every)
+            if selection.eval_every is not None:
+                override(f"eval/{name}/every", selection.eval_every, runs.stated(ev, form, env, "every"), "--eval-every", form)
+        except SexpError as e:
+            errors.append(e)
+    for name, (form, env) in forms.runs.items():
+        try:
+            table[name] = runs.read_run(ev, form, env, forms.sources, evals, selection.steps, selection.diagnostics)
+            if selection.steps is not None:
+                override(f"run/{name}/steps", selection.steps, runs.stated(ev, form, env, "steps"), "--steps", form)
+            if selection.diagnostics is not None:
+                stated = runs.stated(ev, form, env, "diagnostics")
+                override(f"run/{name}/diagnostics", selection.diagnostics, stated, selection.diagnostics_via, form)
+        except SexpError as e:
+            if not errors:  # an evaluation that could not be read makes its run fail too
+                errors.append(e)
+    if errors:
+        raise errors[0] if len(errors) == 1 else SexpErrors(d for e in errors for d in e.diagnostics)
+    return evals, table, overrides
+
+
+def _decide(decided: dict[str, list[str]], value: Any, form: Form) -> None:
+    place = form.span.place if form.span is not None else ""
+    for knob in sorted(tensors.knobs_of(value)):
+        places = decided.setdefault(knob, [])
+        if place and place not in places:
+            places.append(place)
+
+
+def _symbols(files: list[list[Form]]) -> dict[str, int]:
+    """How often each symbol is read: knobs nobody reads are unused. Definitions of knobs do not count."""
+    counts: dict[str, int] = {}
+    for forms in files:
+        stack: list[Form] = []
+        for form in forms:
+            if isinstance(form, ListForm):
+                skip = 2 if form.head() == "defknob" else len(form.items) if form.head() == "defvariant" else 0
+                stack.extend(form.items[skip:])
+        while stack:
+            form = stack.pop()
+            if isinstance(form, Symbol):
+                counts[form.name] = counts.get(form.name, 0) + 1
+            elif isinstance(form, ListForm):
+                stack.extend(form.items)
+    return counts

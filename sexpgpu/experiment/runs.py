@@ -1,0 +1,136 @@
+"""`defrun` and `defeval`, read after the whole file is evaluated, so that their order does not matter."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sexpgpu.diagnostics import suggestion
+from sexpgpu.experiment.data import batches
+from sexpgpu.experiment.model import DataSource, Eval, Metric, Run
+from sexpgpu.experiment.optimizers import Optimizer
+from sexpgpu.experiment.schema import Given, Key, parse_keys, value_of
+from sexpgpu.forms import Form, ListForm, Symbol
+from sexpgpu.lisp.values import Callable
+
+PRECISIONS = ("f32", "tf32", "bf16", "f64")
+#: names of a train record that a user's metric may not take (contracts.md, "A run")
+RESERVED = ("loss", "learning-rate", "gradient-norm", "step-seconds", "samples-per-second", "tokens-per-second")
+
+RUN_KEYS = {
+    "data": Key("form", "the batches of a step", required=True, evaluated=False),
+    "loss": Key("function", "a function of fields that returns a scalar, or (list sum count)", required=True),
+    "optimizer": Key("any", "an optimizer with its settings", required=True),
+    "steps": Key("integer", "updates of the run", required=True, minimum=0),
+    "seed": Key("integer", "seed of initial values, draws and order", 0, minimum=0),
+    "precision": Key("symbol", "f32, tf32, bf16 or f64", "f32"),
+    "accumulate": Key("integer", "micro-batches of one step", 1, minimum=1),
+    "clip-norm": Key("number", "largest norm of the whole gradient", minimum=0),
+    "deterministic": Key("boolean", "bit-for-bit repeatable kernels", True),
+    "checkpoint-every": Key("integer", "steps between checkpoints", minimum=1),
+    "keep": Key("integer", "checkpoints kept", 3, minimum=1),
+    "log-every": Key("integer", "steps between train records", 10, minimum=1),
+    "evals": Key("names", "the evaluations to run; without it, all", evaluated=False),
+    "diagnostics": Key("names", "globs of taps", (), evaluated=False),
+    "metrics": Key("form", "((name function) …) of a training batch", evaluated=False),
+    "ema": Key("number", "decay of averaged weights", later=True),
+    "remat": Key("any", "layers recomputed in the backward pass", later=True),
+    "shard": Key("any", "what is divided over ranks", later=True),
+    "keep-best": Key("any", "the best checkpoint by a metric", later=True),
+    "frozen": Key("any", "globs of parameters not trained", later=True),
+    "init": Key("any", "weights to start from", later=True),
+}
+EVAL_KEYS = {
+    "data": Key("form", "the batches of an evaluation", required=True, evaluated=False),
+    "every": Key("integer", "steps between evaluations; 0: only after the last step", 0, minimum=0),
+    "metrics": Key("form", "((name function) …)", required=True, evaluated=False),
+    "weights": Key("symbol", "raw", "raw", evaluated=False),
+}
+
+
+def read_metrics(ev: Any, form: Form, env: Any, reserved: tuple[str, ...]) -> tuple[Metric, ...]:
+    metrics: dict[str, Metric] = {}
+    for item in form.items if isinstance(form, ListForm) else ():
+        if not isinstance(item, ListForm) or len(item.items) != 2 or not isinstance(item.items[0], Symbol):
+            raise ev.error("E-EVAL-104", ":metrics is a list of (name function)", item)
+        name = item.items[0].name
+        if name in reserved:
+            raise ev.error("E-EVAL-103", f"every train record has a `{name}` of its own", item.items[0], help="give the metric another name")
+        if not name.isascii() or not name.isprintable() or len(name) > 256:
+            raise ev.error("E-EVAL-103", "a metric's name is at most 256 printable ASCII characters", item.items[0])
+        if name in metrics:
+            raise ev.error("E-EVAL-104", f"two metrics are named `{name}`", item.items[0])
+        function = ev.eval(item.items[1], env)
+        if not isinstance(function, Callable):
+            raise ev.error("E-EVAL-103", f"metric `{name}` needs a function of fields", item.items[1])
+        metrics[name] = Metric(name, function, item.items[1].span)
+    if not isinstance(form, ListForm):
+        raise ev.error("E-EVAL-104", ":metrics is a list of (name function)", form)
+    return tuple(metrics.values())
+
+
+def read_eval(ev: Any, form: ListForm, env: Any, sources: dict[str, DataSource], every: int | None) -> Eval:
+    """One evaluation; `every` is the flag's override."""
+    given = _given(ev, "defeval", form, EVAL_KEYS, env)
+    weights = value_of(given, EVAL_KEYS, "weights")
+    if weights != "raw":
+        raise ev.error("E-EVAL-115", f":weights {weights} is not in this version yet", given["weights"].form, help="use :weights raw")
+    return Eval(
+        form.items[1].name,
+        batches(ev, given["data"].form, env, sources, training=False),
+        value_of(given, EVAL_KEYS, "every") if every is None else every,
+        read_metrics(ev, given["metrics"].form, env, ()),
+        weights,
+        form.span,
+    )
+
+
+def read_run(ev: Any, form: ListForm, env: Any, sources: dict[str, DataSource], evals: dict[str, Eval], steps: int | None, diagnostics: tuple[str, ...] | None) -> Run:
+    """One run; `steps` and `diagnostics` are the flags' overrides."""
+    given = _given(ev, "defrun", form, RUN_KEYS, env)
+    value = {key: value_of(given, RUN_KEYS, key) for key in RUN_KEYS}
+    if value["precision"] not in PRECISIONS:
+        raise ev.error("E-EVAL-103", f"there is no precision `{value['precision']}`", given["precision"].form, help=suggestion(value["precision"], PRECISIONS, "precisions"))
+    if not isinstance(value["optimizer"], Optimizer):
+        raise ev.error("E-EVAL-103", "defrun: :optimizer needs an optimizer with its settings", given["optimizer"].form, help="for example (adamw :lr 1e-3)")
+    data = batches(ev, given["data"].form, env, sources, training=True)
+    if data.batch % value["accumulate"]:
+        raise ev.error("E-RUN-104", f":accumulate {value['accumulate']} does not divide :batch {data.batch}", given["accumulate"].form, help="choose a divisor of the batch")
+    chosen = tuple(evals.values())
+    if value["evals"] is not None:
+        for name in value["evals"]:
+            if name not in evals:
+                raise ev.error("E-EVAL-107", f"there is no defeval `{name}`", given["evals"].form, help=suggestion(name, evals, "evaluations"))
+        chosen = tuple(evals[name] for name in value["evals"])
+    metrics = read_metrics(ev, given["metrics"].form, env, RESERVED) if "metrics" in given else ()
+    clip = value["clip-norm"]
+    return Run(
+        name=form.items[1].name,
+        data=data,
+        loss=Metric("loss", value["loss"], given["loss"].form.span),
+        optimizer=value["optimizer"],
+        steps=value["steps"] if steps is None else steps,
+        seed=value["seed"],
+        precision=value["precision"],
+        accumulate=value["accumulate"],
+        clip_norm=None if clip is None else float(clip),
+        checkpoint_every=value["checkpoint-every"],
+        keep=value["keep"],
+        log_every=value["log-every"],
+        deterministic=value["deterministic"],
+        diagnostics=value["diagnostics"] if diagnostics is None else diagnostics,
+        metrics=metrics,
+        evals=chosen,
+        span=form.span,
+    )
+
+
+def stated(ev: Any, form: ListForm, env: Any, key: str) -> Any:
+    """What the file itself states for `:steps`, `:every` or `:diagnostics`, for the record of an override."""
+    keys = RUN_KEYS if form.head() == "defrun" else EVAL_KEYS
+    return value_of(_given(ev, form.head() or "", form, keys, env), keys, key)
+
+
+def _given(ev: Any, what: str, form: ListForm, keys: dict[str, Key], env: Any) -> dict[str, Given]:
+    if len(form.items) < 2 or not isinstance(form.items[1], Symbol):
+        raise ev.error("E-EVAL-104", f"{what} needs a name first: ({what} name :data …)", form)
+    return parse_keys(ev, f"{what} {form.items[1].name}", form, form.items[2:], keys, env)

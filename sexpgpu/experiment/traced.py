@@ -1,0 +1,170 @@
+"""Traces the entries of a run into graphs: loss, metrics, taps, state updates, and the optimizer's update.
+
+In: an evaluated experiment. Out: `TracedRun`, which later stages use without knowing Lisp. Fields reach
+functions by parameter name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from sexpgpu.diagnostics import problem, suggestion
+from sexpgpu.experiment.globs import matches
+from sexpgpu.experiment.layers import Initial
+from sexpgpu.experiment.model import Batches, Eval, Metric, Run
+from sexpgpu.experiment.optimizers import trace_update
+from sexpgpu.experiment.trace import Registry, Spec, Trace, text
+from sexpgpu.ir import Node, Origins
+from sexpgpu.lisp.tensors import as_node
+from sexpgpu.lisp.values import Tensor
+from sexpgpu.ops import build
+from sexpgpu.source import Span
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One traced entry. A mean has `count` None and weighs by samples; else the value is total over count."""
+
+    name: str
+    total: Node
+    count: Node | None
+    samples: int
+
+
+@dataclass(frozen=True)
+class TapNode:
+    """A selected diagnostic: metric name (`attention/norm`), full outward path, value."""
+
+    name: str
+    path: str
+    node: Node
+
+
+@dataclass(frozen=True)
+class SlotSpec:
+    name: str  # slot/outward path
+    leaf: Node
+    init: Initial
+
+
+@dataclass
+class TracedRun:
+    """Graphs of one run at one micro-batch size. Names are outward names."""
+
+    run: Run
+    samples: int
+    params: dict[str, Spec]
+    states: dict[str, Spec]
+    loss: Entry
+    state_updates: dict[str, Node]
+    metrics: tuple[Entry, ...]
+    taps: tuple[TapNode, ...]
+    tap_names: tuple[str, ...]  # every tap of the loss, selected or not
+    gradients: dict[str, Node]  # leaves of the update
+    new_params: dict[str, Node]
+    slots: dict[str, SlotSpec]
+    new_slots: dict[str, Node]
+    learning_rates: dict[str, Node]  # group -> rate; the only group is ""
+    origins: Origins
+    registry: Registry
+    warnings: tuple[str, ...] = ()
+    labels: dict[str, int] = field(default_factory=dict)
+
+
+def trace_entry(ev: Any, metric: Metric, data: Batches, samples: int, registry: Registry, training: bool, decides: bool) -> tuple[Entry, Trace]:
+    """Calls the entry's function on fields of `samples` rows."""
+    trace = Trace(metric.name, registry, training, decides)
+    known = {f.name: f for f in data.source.fields}
+    parameters = metric.function.parameters
+    args = []
+    for parameter in parameters.required:
+        name = parameter if isinstance(parameter, str) else parameter.name
+        if name not in known:
+            raise problem(
+                "E-EVAL-109", f"`{metric.name}` takes a field `{name}`, and the source `{data.source.name}` has none", metric.function.span or metric.span,
+                help=suggestion(name, known, f"fields of {data.source.name}"),
+            )
+        f = known[name]
+        args.append(Tensor(build("input", name=name, dtype=f.dtype, shape=(samples, *f.shape), batch=True)))
+    before, ev.trace = ev.trace, trace
+    try:
+        value = ev.call(metric.function, args, {}, metric.span)
+        trace.close()
+    finally:
+        ev.trace = before
+    return _entry(metric, value, samples), trace
+
+
+def _entry(metric: Metric, value: Any, samples: int) -> Entry:
+    if isinstance(value, tuple) and len(value) == 2:
+        total, count = (as_node(v, "f32", metric.name, metric.span) for v in value)
+        if not count.type.is_float:
+            count = build("cast", count, dtype="f32")
+        _scalar(metric, total, metric.span)
+        _scalar(metric, count, metric.span)
+        return Entry(metric.name, total, count, samples)
+    if not isinstance(value, Tensor):
+        raise problem("E-EVAL-110", f"`{metric.name}` must return a scalar tensor, or (list sum count)", metric.span)
+    _scalar(metric, value.node, metric.span)
+    return Entry(metric.name, value.node, None, samples)
+
+
+def _scalar(metric: Metric, node: Node, span: Span | None) -> None:
+    if node.type.shape or not node.type.is_float:
+        raise problem("E-EVAL-110", f"`{metric.name}` must return a float scalar, and returned {node.type}", span, help="reduce it with `mean` or `sum`")
+
+
+def trace_run(ev: Any, run: Run, samples: int) -> TracedRun:
+    """Everything a training step needs, at `samples` rows a micro-batch."""
+    registry = Registry()
+    loss, trace = trace_entry(ev, run.loss, run.data, samples, registry, training=True, decides=True)
+    metrics = tuple(trace_entry(ev, m, run.data, samples, registry, False, False)[0] for m in run.metrics)
+    outward = {key: registry.outward(spec.path) for key, spec in registry.specs.items()}
+    params = {outward[k]: s for k, s in registry.specs.items() if s.kind == "param"}
+    states = {outward[k]: s for k, s in registry.specs.items() if s.kind == "state"}
+    if not params:
+        raise problem("E-EVAL-110", f"the loss of run `{run.name}` has no parameter to train", run.loss.span)
+    gradients, new_params, slots, new_slots = {}, {}, {}, {}
+    for name, spec in params.items():
+        gradients[name] = build("gradient", path=name, shape=spec.shape, dtype="f32")
+        update = trace_update(ev, run.optimizer, spec.node, gradients[name], name)
+        new_params[name] = update.param
+        for slot, leaf, node, init in update.slots:
+            slots[f"{slot}/{name}"] = SlotSpec(f"{slot}/{name}", leaf, init)
+            new_slots[f"{slot}/{name}"] = node
+    taps, tap_names, warnings = _select_taps(run, trace, registry)
+    return TracedRun(
+        run, samples, params, states, loss, {outward[k]: n for k, n in trace.updates.items()}, metrics, taps, tap_names,
+        gradients, new_params, slots, new_slots, _learning_rates(run), ev.provenance.origins, registry, warnings,
+    )
+
+
+def _learning_rates(run: Run) -> dict[str, Node]:
+    settings, parameters = run.optimizer.settings, run.optimizer.definition.parameters
+    rate = settings.get("lr", parameters.key_default("lr") if hasattr(parameters, "key_default") else None)
+    return {"": as_node(rate, "f32", "lr", run.optimizer.span)} if rate is not None else {}
+
+
+def _select_taps(run: Run, trace: Trace, registry: Registry) -> tuple[tuple[TapNode, ...], tuple[str, ...], tuple[str, ...]]:
+    chosen: dict[str, TapNode] = {}
+    names: list[str] = []
+    used: set[str] = set()
+    for path, name, node, _span in trace.taps:
+        full = "/".join(filter(None, [registry.outward(path), name]))
+        plain = "/".join([*(s.name for s in path), name])
+        names.append(full)
+        for glob in run.diagnostics:
+            if matches(glob, full) or matches(glob, plain) or matches(glob, "/".join(filter(None, [text(path), name]))):
+                used.add(glob)
+                layer = path[-1].name if path else ""
+                chosen[full] = TapNode("/".join(filter(None, [layer, name])), full, node)
+    warnings = tuple(
+        f"the diagnostics glob `{g}` matches no tap; taps: {', '.join(sorted(set(names))) or 'none'}" for g in run.diagnostics if g not in used
+    )
+    return tuple(chosen.values()), tuple(names), warnings
+
+
+def trace_eval(ev: Any, evaluation: Eval, traced: TracedRun, samples: int) -> tuple[Entry, ...]:
+    """The metrics of an evaluation at one batch size."""
+    return tuple(trace_entry(ev, m, evaluation.data, samples, traced.registry, False, False)[0] for m in evaluation.metrics)
