@@ -113,4 +113,11 @@ def entry(code: str) -> Entry | None:
     parts = code.split("-")
     if len(parts) != 3 or parts[0] != "E" or parts[1] not in CATALOGUE:
         return None
-    return import_module(CATALOGUE[parts[1]]).CODES.get(code)
+    return codes(parts[1]).get(code)
+
+
+def codes(family: str) -> dict[str, Entry]:
+    """The entries of one family; those of the def-forms lie in a file of their own, whatever their family."""
+    own = import_module(CATALOGUE[family]).CODES
+    forms = import_module("sexpgpu.diagnostics.catalogue.forms").CODES
+    return own | {code: e for code, e in forms.items() if code.split("-")[1] == family}

@@ -11,7 +11,7 @@ from typing import Any
 
 from sexpgpu.diagnostics import suggestion
 from sexpgpu.forms import Form, Keyword, ListForm, Literal, Symbol
-from sexpgpu.lisp.values import Callable, Tensor
+from sexpgpu.lisp.values import Callable, Tensor, plain
 
 
 @dataclass(frozen=True)
@@ -86,6 +86,7 @@ def datum(ev: Any, form: Form, env: Any) -> Any:
 
 
 def _checked(ev: Any, what: str, name: str, key: Key, value: Any, form: Form) -> Any:
+    value = plain(value) if key.kind == "boolean" else value
     number = isinstance(value, int | float | Fraction) and not isinstance(value, bool)
     ok = {
         "integer": number and (isinstance(value, int) or value == int(value)),

@@ -7,7 +7,7 @@ is the only way a node of an op is made: it infers the type, so a graph is alway
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from typing import Any
@@ -68,6 +68,9 @@ class Op:
     reference(torch, node, args) -> tensor: the meaning, for any dtype, float64 included.
     cost(node) -> (flops, bytes moved).
     lisp: False for ops that have no name in the language (gradient ops, leaves).
+    canonical(inputs, attrs) -> (inputs, attrs): one spelling for what a person may write in several ways (axis -1,
+        reshape's -1, a list for a tuple), so that equal nodes join; `infer` sees its result. Idempotent.
+    differentiable: False says on purpose that no gradient passes (integer or bool results, leaves).
     """
 
     name: str
@@ -82,7 +85,8 @@ class Op:
     positional: tuple[str, ...] = ()
     lisp: bool = True
     example: str = ""
-    differentiable: bool = field(default=True)
+    differentiable: bool = True
+    canonical: Callable[[tuple[Node, ...], dict[str, Any]], tuple[tuple[Node, ...], dict[str, Any]]] | None = None
 
 
 @cache
@@ -100,10 +104,12 @@ def build(name: str, *inputs: Node, **attrs: Any) -> Node:
     """The node of op `name`: infers its type, fills default attributes, interns. Raises `OpProblem`."""
     op = table()[name]
     full = {p.name: attrs.get(p.name, p.default) for p in op.attributes}
-    assert set(attrs) <= set(full), f"{name}: unknown attributes {set(attrs) - set(full)}"
+    assert attrs.keys() <= full.keys(), f"{name}: unknown attributes {set(attrs) - set(full)}"
+    if op.canonical is not None:
+        inputs, full = op.canonical(inputs, full)
     return intern(name, inputs, full, op.infer(tuple(i.type for i in inputs), full))
 
 
-def constant(value: float | int | bool, dtype: str) -> Node:
+def constant(value: float, dtype: str) -> Node:
     """A scalar constant; `value` is stored as a Python number of the dtype's kind."""
     return build("constant", value=value, dtype=dtype)

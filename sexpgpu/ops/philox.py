@@ -1,0 +1,62 @@
+"""Philox 4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011) in NumPy: the same bits everywhere.
+
+A key is 64 bits of SHA-256(seed, path, draw number, kind); a counter is (block index, step), 64 bits each.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from hashlib import sha256
+
+import numpy as np
+
+_M0, _M1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
+_W0, _W1 = 0x9E3779B9, 0xBB67AE85
+_LOW, _SHIFT = np.uint64(0xFFFFFFFF), np.uint64(32)
+_CHUNK = 8192  # blocks at a time: the working set stays in cache
+
+
+@lru_cache(maxsize=4096)
+def draw_key(seed: int, path: str, number: int, kind: str) -> int:
+    """The 64-bit key of a draw: the first 8 bytes, little-endian, of the hash of its parts, each after its length."""
+    parts = [str(seed).encode(), path.encode("utf-8", "surrogatepass"), str(number).encode(), kind.encode()]
+    text = b"".join(len(p).to_bytes(8, "little") + p for p in parts)
+    return int.from_bytes(sha256(text).digest()[:8], "little")
+
+
+def philox(counter: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray], key: tuple[int, int]) -> tuple[np.ndarray, ...]:
+    """Ten rounds over four words of counter (uint64 arrays below 2^32) under two words of key."""
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(10):
+        p0, p1 = c0 * _M0, c2 * _M1
+        c0, c1, c2, c3 = (p1 >> _SHIFT) ^ c1 ^ np.uint64(k0), p1 & _LOW, (p0 >> _SHIFT) ^ c3 ^ np.uint64(k1), p0 & _LOW
+        k0, k1 = (k0 + _W0) & 0xFFFFFFFF, (k1 + _W1) & 0xFFFFFFFF
+    return c0, c1, c2, c3
+
+
+def blocks(key: int, first: int, count: int, step: int) -> np.ndarray:
+    """Blocks `first` … of the stream of `key` at `step`: uint32 [count 4]."""
+    out = np.empty((count, 4), np.uint32)
+    words = (key & 0xFFFFFFFF, key >> 32)
+    low, high = (np.full((), (step >> s) & 0xFFFFFFFF, np.uint64) for s in (0, 32))
+    for start in range(0, count, _CHUNK):
+        stop = min(count, start + _CHUNK)
+        index = np.arange(first + start, first + stop, dtype=np.uint64)
+        for column, word in enumerate(philox((index & _LOW, index >> _SHIFT, low, high), words)):
+            out[start:stop, column] = word
+    return out
+
+
+def words(key: int, first: int, count: int, step: int) -> np.ndarray:
+    """Words `first` … : element e is word e mod 4 of block e div 4. uint32 [count]."""
+    block = first // 4
+    found = blocks(key, block, (first + count + 3) // 4 - block, step).reshape(-1)
+    return found[first - 4 * block :][:count]
+
+
+def halves(key: int, first: int, count: int, step: int) -> np.ndarray:
+    """16-bit halves: element e is half e mod 8 of block e div 8, the low half of a word first. uint16 [count]."""
+    block = first // 8
+    found = blocks(key, block, (first + count + 7) // 8 - block, step).astype("<u4").view("<u2").reshape(-1)
+    return found[first - 8 * block :][:count]

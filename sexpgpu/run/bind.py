@@ -1,0 +1,52 @@
+"""Bind: opens what the run and its evaluations name, and checks it, before anything is compiled or written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sexpgpu.diagnostics import printable
+from sexpgpu.experiment.model import DataSource, Run
+from sexpgpu.run.data import locate, open_source
+from sexpgpu.run.data.dataset import Dataset, FieldBound, check_bound
+from sexpgpu.run.data.feed import eval_feed, train_feed
+from sexpgpu.run.loop import Feeds
+
+
+@dataclass(frozen=True, eq=False)
+class BoundData:
+    """Datasets by the name of their source, and the feeds over them."""
+
+    datasets: dict[str, Dataset]
+    feeds: Feeds
+
+    def digests(self) -> dict[str, dict[str, Any]]:
+        """What a manifest says of the data."""
+        return {name: {"digest": d.digest, "count": d.count, "location": d.source.location,
+                       "statistics": dict(d.statistics)} for name, d in self.datasets.items()}
+
+
+def bind(run: Run, bounds: Sequence[FieldBound] = (), say: Callable[[str], None] = lambda text: None) -> BoundData:
+    """Each source is read once. `say` hears of a location outside the file's folder before it is opened."""
+    datasets: dict[str, Dataset] = {}
+    for batches in (run.data, *(evaluation.data for evaluation in run.evals)):
+        source = batches.source
+        if source.name not in datasets:
+            _announce(source, say)
+            datasets[source.name] = open_source(source)
+    for dataset in datasets.values():
+        for bound in bounds:
+            check_bound(dataset, bound)
+    feeds = Feeds(
+        train_feed(datasets[run.data.source.name], run.data, run.seed),
+        {e.name: eval_feed(datasets[e.data.source.name], e.data) for e in run.evals},
+    )
+    return BoundData(datasets, feeds)
+
+
+def _announce(source: DataSource, say: Callable[[str], None]) -> None:
+    path, folder = locate(source).resolve(), Path(source.folder).resolve()
+    if not path.is_relative_to(folder):
+        say(f"data {source.name}: opening {printable(str(path))}, outside the experiment's folder")

@@ -1,0 +1,135 @@
+"""`manifest.json`, format 1: what it says, and reading it without trusting it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from sexpgpu.diagnostics import fail
+
+FORMAT = 1
+NAME = "manifest.json"
+MAX_BYTES = 64 << 20
+_FILE = re.compile(r"[A-Za-z0-9._-]+", re.ASCII)
+_SHA = re.compile(r"[0-9a-f]{64}", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """One checkpoint. `threads`, `kernels`, `device`, `ranks` and `versions` are what "bit for bit" depends on."""
+
+    run_id: str
+    slug: str
+    run: str
+    step: int
+    cursor: Mapping[str, int]
+    seed: int
+    knobs: Mapping[str, Any]
+    ir_hash: str
+    program: list[dict[str, str]]
+    data: Mapping[str, Any]
+    versions: Mapping[str, str]
+    device: str
+    ranks: int
+    threads: int
+    kernels: Mapping[str, Any]
+    trajectory: Mapping[str, str]
+    trajectory_hash: str
+    digest: str
+    health: str
+    files: list[dict[str, Any]]
+    parent: Mapping[str, Any] | None = None
+    format: int = FORMAT
+    steps: int | None = field(default=None)
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), indent=1, sort_keys=True, allow_nan=False) + "\n"
+
+
+class Torn(Exception):
+    """Not a whole checkpoint; the message says why."""
+
+
+def trajectory_hash(components: Mapping[str, str]) -> str:
+    text = json.dumps(dict(sorted(components.items())), separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of a step folder, its types checked and its files there with their sizes.
+
+    Raises Torn; an unknown `format` is E-CKPT-003. Hashes of files are not computed here (`store.verify`).
+    """
+    path = folder / NAME
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise Torn(f"{NAME} is larger than 64 MiB")
+        raw = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise Torn(f"it has no {NAME}") from None
+    except OSError as error:
+        raise Torn(f"{NAME} cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError):
+        raise Torn(f"{NAME} is not JSON") from None
+    if isinstance(raw, dict) and raw.get("format") != FORMAT:
+        fail("E-CKPT-003", f"{path} has format {raw.get('format')!r}; this version reads format {FORMAT}",
+             help="use the version of sexpgpu that wrote it")
+    manifest = _manifest(raw)
+    if folder.name.startswith("step-") and folder.name != f"step-{manifest.step}":
+        raise Torn(f"the folder is {folder.name}, but its manifest says step {manifest.step}")
+    for entry in manifest.files:
+        _check_file(folder, entry)
+    return manifest
+
+
+def _manifest(raw: Any) -> Manifest:
+    if not isinstance(raw, dict):
+        raise Torn(f"{NAME} is no object")
+    known = {f.name: f for f in fields(Manifest)}
+    missing = sorted(set(known) - set(raw) - {"parent", "steps"})
+    if missing:
+        raise Torn(f"{NAME} lacks {', '.join(missing)}")
+    kinds: dict[str, type | tuple[type, ...]] = {
+        "step": int, "seed": int, "ranks": int, "threads": int, "files": list, "program": list,
+        "cursor": dict, "knobs": dict, "data": dict, "versions": dict, "kernels": dict, "trajectory": dict}
+    for name in set(known) - {"parent", "steps", "format"}:
+        value, kind = raw[name], kinds.get(name, str)
+        if not isinstance(value, kind) or isinstance(value, bool):
+            raise Torn(f"{NAME}: `{name}` is not of its type")
+    if raw["step"] < 0 or not 0 < raw["threads"] < 100_000:
+        raise Torn(f"{NAME}: step or threads out of range")
+    if raw["health"] not in ("healthy", "suspect") or not raw["files"]:
+        raise Torn(f"{NAME}: health or files are not as they should be")
+    return Manifest(**{name: raw[name] for name in known if name in raw})
+
+
+def _check_file(folder: Path, entry: Any) -> None:
+    """Name, size and the form of the digest: before anything of the file is read."""
+    if not isinstance(entry, dict) or not _FILE.fullmatch(str(entry.get("name"))) or entry["name"].startswith("."):
+        raise Torn(f"{NAME} names a file in an odd way")
+    if not isinstance(entry.get("size"), int) or not _SHA.fullmatch(str(entry.get("sha256"))):
+        raise Torn(f"{NAME} has no size and SHA-256 for {entry['name']}")
+    path = folder / entry["name"]
+    if path.is_symlink() or not path.is_file():
+        raise Torn(f"{entry['name']} is missing")
+    if path.stat().st_size != entry["size"]:
+        raise Torn(f"{entry['name']} has {path.stat().st_size} bytes instead of {entry['size']}")
+
+
+def verify(folder: Path, manifest: Manifest) -> None:
+    """Reads every file once and compares its SHA-256; raises Torn."""
+    for entry in manifest.files:
+        digest = hashlib.sha256()
+        try:
+            with open(folder / entry["name"], "rb") as file:
+                while block := file.read(1 << 22):
+                    digest.update(block)
+        except OSError as error:
+            raise Torn(f"{entry['name']} cannot be read: {error.strerror}") from None
+        if digest.hexdigest() != entry["sha256"]:
+            raise Torn(f"{entry['name']} is damaged: its SHA-256 differs from the manifest's")

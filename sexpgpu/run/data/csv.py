@@ -1,0 +1,218 @@
+"""`(csv location :fields …)`: a header and rows of numbers, plain or gzipped.
+
+A column is parsed in one go by Python's float and int, which round correctly; only when that fails is it looked at
+cell by cell, to name the file, line and column.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import math
+import re
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+import numpy as np
+
+from sexpgpu.diagnostics import fail, suggestion
+from sexpgpu.experiment.model import DataSource, Field
+from sexpgpu.run.data.dataset import Dataset
+
+DTYPES = {
+    "f32": np.float32, "f64": np.float64, "f16": np.float16, "i32": np.int32, "i64": np.int64,
+    "u8": np.uint8, "u16": np.uint16, "bool": np.bool_,
+}
+_NUMBER = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*", re.ASCII)
+
+
+@dataclass(frozen=True, eq=False)
+class _Table:
+    source: DataSource
+    text: str
+    header: list[str]
+    columns: list[tuple[str, ...]]
+    simple: bool  # ASCII without `_`: float() and int() then accept nothing that is not a number
+
+    def line(self, row: int) -> int:
+        """The 1-based line a row ends on; reads again, since only errors ask."""
+        reader = _reader(self.text)
+        seen = -1
+        for cells in reader:
+            seen += bool(cells)
+            if seen == row + 1:
+                break
+        return reader.line_num
+
+    def bad(self, code: str, row: int, column: int, what: str) -> NoReturn:
+        cell = self.columns[column][row]
+        shown = cell if len(cell) <= 40 else cell[:40] + "…"
+        fail(code, f"{self.source.location}, line {self.line(row)}, column `{self.header[column]}`: `{shown}` {what}",
+             self.source.location_span or self.source.span)
+
+
+def read(source: DataSource, path: Path) -> Dataset:
+    """The whole file. Errors: E-DATA-001 … 012."""
+    raw = _bytes(source, path)
+    table = _table(source, _text(source, _unpacked(source, path, raw)))
+    fields = {field.name: _field(table, field) for field in source.fields}
+    return Dataset(source, fields, hashlib.sha256(raw).hexdigest(), len(table.columns[0]))
+
+
+def _bytes(source: DataSource, path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        near = ()
+        if isinstance(error, FileNotFoundError) and path.parent.is_dir():
+            near = suggestion(path.name, [p.name for p in path.parent.iterdir() if p.is_file()], "files there")
+        reason = "there is no such file" if isinstance(error, FileNotFoundError) else (error.strerror or str(error))
+        fail("E-DATA-001", f"data `{source.name}`: {path}: {reason}", source.location_span or source.span, help=near)
+
+
+def _unpacked(source: DataSource, path: Path, raw: bytes) -> bytes:
+    """Gzip by its magic bytes or the name's `.gz`; several members in a row are one text."""
+    if raw[:2] != b"\x1f\x8b" and path.suffix != ".gz":
+        return raw
+    out, rest = [], raw
+    try:
+        while rest.strip(b"\0"):
+            member = zlib.decompressobj(wbits=31)
+            out.append(member.decompress(rest) + member.flush())
+            if not member.eof:
+                raise EOFError("it ends early: the file was cut")
+            rest = member.unused_data
+    except (zlib.error, EOFError) as error:
+        fail("E-DATA-005", f"{source.location} is not a whole gzip file ({error})", source.location_span or source.span,
+             help="fetch or write the file again")
+    return b"".join(out)
+
+
+def _text(source: DataSource, data: bytes) -> str:
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        fail("E-DATA-008", f"{source.location}, line {line}: byte 0x{data[error.start]:02x} is not UTF-8",
+             source.location_span or source.span, help="save the file as UTF-8")
+
+
+def _reader(text: str):
+    return csv.reader(io.StringIO(text, newline=""), strict=True)
+
+
+def _table(source: DataSource, text: str) -> _Table:
+    place = source.location_span or source.span
+    reader = _reader(text)
+    rows: list[list[str]] = []
+    try:
+        for cells in reader:
+            if not cells:
+                continue
+            if rows and len(cells) != len(rows[0]):
+                fail("E-DATA-004", f"{source.location}, line {reader.line_num}: {len(cells)} cells, but the header has "
+                     f"{len(rows[0])}", place)
+            rows.append(cells)
+    except csv.Error as error:
+        fail("E-DATA-012", f"{source.location}, line {reader.line_num}: {error}", place)
+    if len(rows) < 2:
+        fail("E-DATA-006", f"{source.location} has {'a header but no rows' if rows else 'no text at all'}", place)
+    header = [name.strip() for name in rows[0]]
+    twice = sorted({name for name in header if header.count(name) > 1})
+    if twice:
+        fail("E-DATA-007", f"{source.location}: the header has `{twice[0]}` twice", place)
+    body_start = text.find("\n") + 1
+    simple = text.isascii() and text.find("_", body_start) < 0
+    return _Table(source, text, header, list(zip(*rows[1:], strict=True)), simple)
+
+
+def _columns_of(table: _Table, field: Field) -> list[int]:
+    """A scalar takes the column of its name, shape [n] takes name_0 … name_n-1."""
+    if len(field.shape) > 1 or field.dtype not in DTYPES:
+        fail("E-DATA-011", f"field `{field.name}`: csv has fields of shape [] or [n] and of type "
+             f"{' '.join(DTYPES)}", field.span or table.source.span)
+    names = [f"{field.name}_{i}" for i in range(field.shape[0])] if field.shape else [field.name]
+    place = {name: i for i, name in enumerate(table.header)}
+    for name in names:
+        if name not in place:
+            fail("E-DATA-002", f"{table.source.location} has no column `{name}`"
+                 + (f", which field `{field.name}` of shape [{field.shape[0]}] takes" if field.shape else ""),
+                 field.span or table.source.span, help=suggestion(name, table.header, "columns"))
+    return [place[name] for name in names]
+
+
+def _field(table: _Table, field: Field) -> np.ndarray:
+    """[rows] or [rows, n] in the field's dtype, scaled in float64 and rounded once."""
+    columns = _columns_of(table, field)
+    dtype = np.dtype(DTYPES[field.dtype])
+    out = np.empty((len(table.columns[0]), len(columns)), dtype)
+    convert = _floats if dtype.kind == "f" else _integers
+    for i, column in enumerate(columns):
+        out[:, i] = convert(table, field, column, dtype)
+    return out if field.shape else out[:, 0].copy()
+
+
+def _floats(table: _Table, field: Field, column: int, dtype: np.dtype) -> np.ndarray:
+    values = np.array(_parsed(table, column), np.float64)
+    if field.scale is not None:
+        values *= float(field.scale)
+    with np.errstate(over="ignore"):
+        rounded = values.astype(dtype)
+    bad = ~np.isfinite(rounded)
+    if bad.any():
+        table.bad("E-DATA-009", int(np.argmax(bad)), column, f"is not a finite {field.dtype}"
+                  + (f" after :scale {field.scale}" if field.scale is not None else ""))
+    return rounded
+
+
+def _integers(table: _Table, field: Field, column: int, dtype: np.dtype) -> np.ndarray:
+    cells = table.columns[column]
+    values = _whole(table, cells) if field.scale is None else None
+    if values is None:
+        values = _scaled(table, field, column)
+    low, high = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+    if min(values) < low or max(values) > high:
+        row = next(i for i, v in enumerate(values) if not low <= v <= high)
+        table.bad("E-DATA-009", row, column, f"is outside {low}…{high}, the range of {field.dtype}")
+    return np.array(values, dtype)
+
+
+def _whole(table: _Table, cells: Sequence[str]) -> list[int] | None:
+    """The cells as integers, or None where one is written otherwise (5.0) or is no number."""
+    if not table.simple:
+        return None
+    try:
+        return list(map(int, cells))
+    except ValueError:
+        return None
+
+
+def _scaled(table: _Table, field: Field, column: int) -> list[int]:
+    scale = 1.0 if field.scale is None else float(field.scale)
+    out = []
+    for row, (cell, value) in enumerate(zip(table.columns[column], _parsed(table, column), strict=True)):
+        if field.scale is None and re.fullmatch(r"\s*[+-]?\d{1,4000}\s*", cell, re.ASCII):
+            out.append(int(cell))
+        elif math.isfinite(value) and (value * scale).is_integer():
+            out.append(int(value * scale))
+        else:
+            table.bad("E-DATA-009", row, column, f"is not a whole number, and field `{field.name}` is {field.dtype}")
+    return out
+
+
+def _parsed(table: _Table, column: int) -> list[float]:
+    """The column as float64, or E-DATA-003 naming the first cell that is no number."""
+    cells = table.columns[column]
+    if table.simple:
+        try:
+            return list(map(float, cells))
+        except ValueError:
+            pass
+    for row, cell in enumerate(cells):
+        if not _NUMBER.fullmatch(cell) and cell.strip().lower().lstrip("+-") not in ("nan", "inf", "infinity"):
+            table.bad("E-DATA-003", row, column, "is not a number" if cell.strip() else "is empty; a number belongs here")
+    return list(map(float, cells))

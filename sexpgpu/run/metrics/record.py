@@ -1,0 +1,55 @@
+"""Metrics records as contracts.md fixes them: plain dictionaries, one line of JSON each."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from sexpgpu.run.events import EvalDone, StepDone
+
+
+def metric(name: str, value: float, step: int, metadata: Mapping[str, str]) -> dict[str, Any]:
+    """One number. A non-finite one is null, with its name in `nonfinite`."""
+    record: dict[str, Any] = {"type": "metric", "name": name, "value": value, "step": step, "metadata": dict(metadata)}
+    if not math.isfinite(value):
+        record["value"] = None
+        record["nonfinite"] = "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
+    return record
+
+
+def step_records(event: StepDone) -> Iterator[dict[str, Any]]:
+    """What a logged step says without being asked, then the user's metrics, then taps."""
+    train, step, result = {"split": "train"}, event.step, event.result
+    yield metric("loss", result.loss, step, train)
+    for group, rate in result.learning_rates.items():
+        yield metric("learning-rate", rate, step, train | ({"group": group} if group else {}))
+    yield metric("gradient-norm", result.gradient_norm, step, train)
+    for name, value in event.rates().items():
+        yield metric(name, value, step, train)
+    for name, value in result.metrics.items():
+        yield metric(name, value, step, train)
+    for path, value in result.taps.items():
+        yield metric(tap_name(path), value, step, train | {"path": path})
+
+
+def eval_records(event: EvalDone) -> Iterator[dict[str, Any]]:
+    metadata = {"eval": event.name} | ({"split": event.split} if event.split else {})
+    for name, value in event.metrics.items():
+        yield metric(name, value, event.step, metadata)
+
+
+def tap_name(path: str) -> str:
+    """Layer and tap: `gpt/block/3/attention/norm` is `attention/norm`, `gpt/block/3/norm` is `block/norm`."""
+    return "/".join([part for part in path.split("/") if not part.isdigit()][-2:])
+
+
+def key_of(record: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What makes two metric records of one run the same point."""
+    return (record.get("name"), record.get("step"), tuple(sorted(record.get("metadata", {}).items())))
+
+
+def line_of(record: Mapping[str, Any]) -> bytes:
+    return json.dumps(record, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode(
+        "utf-8", "backslashreplace") + b"\n"

@@ -1,0 +1,114 @@
+"""The status file: one JSON object, replaced atomically, with a heartbeat from a thread of its own in every phase."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import socket
+import threading
+import time
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+from sexpgpu.diagnostics import fail
+from sexpgpu.run.events import Failed, Finished, PhaseChanged, Saved, Started, StepDone, Stopped
+
+HEARTBEAT = 2.0  # seconds; contracts.md allows 5
+WINDOW = 20.0  # seconds of the rate
+_FIELDS = ("state", "slug", "run_id", "run", "step", "steps", "loss", "rate", "eta_seconds", "knobs", "checkpoint",
+           "device", "pid", "host", "updated", "error")
+
+
+class StatusFile:
+    """A listener. The constructor writes the file once (`starting`), or fails with E-RUN-020 (exit 2)."""
+
+    def __init__(self, path: str | Path, heartbeat: float = HEARTBEAT):
+        self.path = Path(os.path.realpath(path))
+        self._facts: dict[str, Any] = dict.fromkeys(_FIELDS)
+        self._facts |= {"state": "starting", "pid": os.getpid(), "host": socket.gethostname()}
+        self._seen: deque[tuple[float, int]] = deque()
+        self._lock = threading.Lock()
+        self._end = threading.Event()
+        self.trouble = ""
+        self._refuse_odd_paths()
+        try:
+            self._replace()
+        except OSError as error:
+            fail("E-RUN-020", f"the status file {path} cannot be written: {error.strerror or error}",
+                 help="name a file in a folder that exists and that you may write to")
+        self._thread = threading.Thread(target=self._beat, args=(heartbeat,), name="status", daemon=True)
+        self._thread.start()
+
+    def _refuse_odd_paths(self) -> None:
+        if self.path.exists() and not self.path.is_file():
+            fail("E-RUN-020", f"the status file {self.path} is there already and is no plain file")
+
+    def set(self, **facts: Any) -> None:
+        """Changes fields of the file and writes it."""
+        with self._lock:
+            self._facts |= facts
+        self._write()
+
+    def on(self, event: Any) -> None:
+        match event:
+            case Started():
+                self.set(step=event.step, steps=event.steps)
+            case PhaseChanged():
+                self.set(state=event.state, step=event.step)
+            case StepDone():
+                self._stepped(event)
+            case Saved():
+                self.set(checkpoint={"location": event.location, "step": event.step, "durable": True})
+            case Failed():
+                error = {"code": event.code or None, "message": event.message, "place": event.place}
+                self.set(state="failed", error=error, eta_seconds=None)
+            case Stopped():
+                self.set(state="stopped", step=event.step, eta_seconds=None)
+            case Finished():
+                self.set(state="done", step=event.step, eta_seconds=0.0)
+
+    def close(self) -> None:
+        self._end.set()
+        self._thread.join(timeout=5)
+        self._write()
+
+    def _stepped(self, event: StepDone) -> None:
+        """Only remembers: the file is written at most a few times a second, or steps would wait for the disk."""
+        now = time.monotonic()
+        with self._lock:
+            self._facts["step"], self._facts["steps"] = event.step, event.steps
+            loss = event.result.loss
+            self._facts["loss"] = loss if math.isfinite(loss) else None
+            self._seen.append((now, event.step))
+            while len(self._seen) > 2 and now - self._seen[0][0] > WINDOW:
+                self._seen.popleft()
+            first, at = self._seen[0][1], self._seen[0][0]
+            rate = (event.step - first) / (now - at) if now > at and event.step > first else None
+            self._facts["rate"] = rate
+            self._facts["eta_seconds"] = (event.steps - event.step) / rate if rate else None
+
+    def _beat(self, seconds: float) -> None:
+        while not self._end.wait(seconds):
+            self._write()
+
+    def _write(self) -> None:
+        try:
+            self._replace()
+        except OSError as error:  # a full disk later on does not end a run
+            self.trouble = f"{self.path}: {error.strerror or error}"
+
+    def _replace(self) -> None:
+        with self._lock:
+            self._facts["updated"] = time.time()
+            text = json.dumps(self._facts, allow_nan=False, default=str, indent=1) + "\n"
+            scratch = self.path.with_name(f".{self.path.name}.{os.getpid()}.tmp")
+            try:
+                scratch.write_text(text, encoding="utf-8")
+                os.replace(scratch, self.path)
+            except OSError:
+                with contextlib.suppress(OSError):
+                    scratch.unlink(missing_ok=True)
+                raise
