@@ -191,7 +191,18 @@ class Variable(Callable):
         if ev.trace is not None:
             ev.trace.draws[key] += 1
         with ev.provenance.origins.at(origin(ev, span)):
-            return Tensor(build("variable", args[0].node, id=f"{path}#{number}"))
+            return Tensor(build("variable", args[0].node, id=number, path=path))
+
+
+class StepNumber(Callable):
+    name, doc = "step", "The number of updates done so far: a device i32, so that a schedule never recompiles."
+
+    def call(self, ev: Any, args: list[Any], kwargs: dict[str, Any], span: Span | None) -> Tensor:
+        if args or kwargs:
+            raise problem("E-EVAL-104", "(step)", span)
+        ev.spend(NODE_UNITS, None)
+        with ev.provenance.origins.at(origin(ev, span)):
+            return Tensor(build("step"))
 
 
 class Draw(Callable):
@@ -229,7 +240,7 @@ def natives(op_natives: dict[str, Any]) -> dict[str, Callable]:
     functions: dict[str, Callable] = {name: InitialFunction(name) for name in INITIALS}
     functions["param"] = Declare("param", "A trained tensor at the current path.")
     functions["state"] = Declare("state", "An untrained tensor at the current path, that the step updates.")
-    for function in (SetState(), Tap(), Training(), Variable()):
+    for function in (SetState(), StepNumber(), Tap(), Training(), Variable()):
         functions[function.name] = function
     for name, native in op_natives.items():
         if name.startswith("random-"):

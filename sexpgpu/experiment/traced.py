@@ -136,13 +136,14 @@ def trace_run(ev: Any, run: Run, samples: int) -> TracedRun:
     taps, tap_names, warnings = _select_taps(run, trace, registry)
     return TracedRun(
         run, samples, params, states, loss, {outward[k]: n for k, n in trace.updates.items()}, metrics, taps, tap_names,
-        gradients, new_params, slots, new_slots, _learning_rates(run), ev.provenance.origins, registry, warnings,
+        gradients, new_params, slots, new_slots, _learning_rates(ev, run), ev.provenance.origins, registry, warnings,
     )
 
 
-def _learning_rates(run: Run) -> dict[str, Node]:
-    settings, parameters = run.optimizer.settings, run.optimizer.definition.parameters
-    rate = settings.get("lr", parameters.key_default("lr") if hasattr(parameters, "key_default") else None)
+def _learning_rates(ev: Any, run: Run) -> dict[str, Node]:
+    definition = run.optimizer.definition
+    default = dict(definition.parameters.keys).get("lr")
+    rate = run.optimizer.settings.get("lr", None if default is None else ev.eval(default, definition.env))
     return {"": as_node(rate, "f32", "lr", run.optimizer.span)} if rate is not None else {}
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from sexpgpu.forms import Expansion, Form, Keyword, ListForm, Literal, Symbol
 from sexpgpu.lisp.budget import FORM
-from sexpgpu.lisp.values import FormList, Macro, form_value, kind_of, plain
+from sexpgpu.lisp.values import FormList, Macro, form_value, kind_of
 from sexpgpu.read.reader import MAX_NESTING
 
 #: stands first in the value of a bracketed template, so that it becomes a bracketed list again
@@ -88,7 +88,6 @@ def _atom_form(ev: Any, item: Any, macro: Macro, own: Any, call: ListForm, trail
         return made
     if isinstance(item, Keyword):
         return Keyword(item.name, span=call.span, trail=trail)
-    item = plain(item)
     if item is None or isinstance(item, bool | int | float | Fraction | str):
         return Literal(item, span=call.span, trail=trail)
     raise ev.error("E-EVAL-020", f"the macro `{macro.name}` made {kind_of(item)}, which is no form", call,

@@ -107,14 +107,32 @@ class Module:
         self.imports: list[tuple[Module, Span | None]] = []
         self.aliases: dict[str, Module] = {}
         self.specials: dict[str, Any] = {}
+        self._found: dict[str, dict[str, Any]] = {}  # a name from elsewhere -> the table that holds it
 
     def own(self, name: str) -> Any:
         return self.env.vars.get(name)
 
     def lookup(self, name: str) -> Any:
+        """The value of a name of the file, its imports or the builtins; None if nobody has it."""
         value = self.env.vars.get(name)
         if value is not None:
             return value
+        table = self._found.get(name)
+        if table is None:
+            table = self._search(name)
+            if table is None:
+                return None
+            self._found[name] = table
+        return table.get(name if name in table else name.partition("/")[2])
+
+    def add_import(self, module: Module, alias: str | None, span: Span | None) -> None:
+        if alias is None:
+            self.imports.append((module, span))
+        else:
+            self.aliases[alias] = module
+        self._found.clear()
+
+    def _search(self, name: str) -> dict[str, Any] | None:
         found: list[tuple[Module, Span | None]] = []
         for module, span in self.imports:
             if name in module.env.vars and all(module is not m for m, _ in found):
@@ -122,12 +140,11 @@ class Module:
         if len(found) > 1:
             self._ambiguous(name, [m for m, _ in found])
         if found:
-            return found[0][0].env.vars[name]
-        if "/" in name and name != "/":
-            alias, _, rest = name.partition("/")
-            if alias in self.aliases:
-                return self.aliases[alias].env.vars.get(rest)
-        return self.builtins.get(name)
+            return found[0][0].env.vars
+        alias, _, rest = name.partition("/")
+        if alias in self.aliases and rest in self.aliases[alias].env.vars:
+            return self.aliases[alias].env.vars
+        return self.builtins if name in self.builtins else None
 
     def _ambiguous(self, name: str, modules: list[Module]) -> None:
         fail("E-EVAL-010", f"`{name}` comes from {' and from '.join(f'`{m.name}`' for m in modules)}",
