@@ -1,8 +1,8 @@
-"""Every setting of the machine: one table of variables, read once into a frozen record that knows where each value came from.
+"""Every setting of the machine: one table of variables, read once into a frozen record with each value's origin.
 
-`read` is a pure function of the environment and the flags. It never raises: malformed values stand in `problems`, names we
-do not know in `warnings`, so that `doctor` can show both. `load` is `read` that raises. `require` refuses what this version
-cannot do yet. Precedence is flag over variable over default (docs/environment.md).
+`read` is a pure function of the environment and the flags. It never raises: malformed values stand in
+`problems`, names we do not know in `warnings`, so that `doctor` can show both. `load` is `read` that raises.
+`require` refuses what this version cannot do yet. A flag wins over its variable, a variable over the default.
 
 The module is long because the table is: one row a variable, in the order of the docs page generated from it.
 """
@@ -23,7 +23,7 @@ TARGETS = ("jsonl", "stdout", "syvain")
 
 
 class Secret:
-    """A value that is used and never shown: no text of it in `str`, `repr` or formats, no hash, no equality, no pickle."""
+    """A value that is used and never shown: masked in `str`, `repr` and formats; no hash, equality or pickle."""
 
     __slots__ = ("__value",)
 
@@ -56,7 +56,7 @@ class Secret:
 
 @dataclass(frozen=True)
 class Variable:
-    """A row of the table. `key` is the attribute of `Settings`; `flag` the option of `run` that wins over the variable."""
+    """A row of the table. `key` is the attribute of `Settings`; `flag` the option of `run` that wins over it."""
 
     name: str
     kind: str
@@ -253,7 +253,7 @@ class Settings:
         return _credentials(self, role)
 
 
-# --- kinds: text -> value; a ValueError's text says what was expected ---------------------------------------------------
+# --- kinds: text -> value; a ValueError's text says what was expected ------------------------------------------------------------
 
 DIGITS = re.compile(r"[0-9]{1,18}\Z")
 
@@ -358,11 +358,11 @@ KINDS: Mapping[str, Callable[[str], Any]] = MappingProxyType(
 )
 
 
-# --- reading ------------------------------------------------------------------------------------------------------------
+# --- reading ------------------------------------------------------------
 
 
 def read(environ: Mapping[str, str], flags: Mapping[str, str | None] | None = None) -> Settings:
-    """The settings of these variables and flags (`{"device": "cpu"}`; None is a flag that was not given). Never raises."""
+    """The settings of these variables and flags (`{"device": "cpu"}`; None: a flag not given). Never raises."""
     given = {k: v for k, v in (flags or {}).items() if v is not None}
     values: dict[str, Value] = {}
     problems: list[Diagnostic] = []
@@ -454,11 +454,18 @@ def _credentials(settings: Settings, role: str) -> Credentials:
         value = settings.values[token.lower()].value
         if value is not None:
             found["SESSION_TOKEN"], via["SESSION_TOKEN"] = value, token
-    names = ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY", "SESSION_TOKEN", "ENDPOINT_URL", "REGION")
-    return Credentials(role, *(found.get(n) for n in names), MappingProxyType(via))
+    return Credentials(
+        role,
+        found.get("ACCESS_KEY_ID"),
+        found.get("SECRET_ACCESS_KEY"),
+        found.get("SESSION_TOKEN"),
+        found.get("ENDPOINT_URL"),
+        found.get("REGION"),
+        MappingProxyType(via),
+    )
 
 
-# --- what this version cannot do yet --------------------------------------------------------------------------------------
+# --- what this version cannot do yet ------------------------------------------------------------
 
 
 def not_yet(settings: Settings) -> list[Diagnostic]:

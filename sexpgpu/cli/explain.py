@@ -105,7 +105,7 @@ def page(code: str) -> str:
     return f"{code}: {found.title}\n\n{found.page.strip()}"
 
 
-# --- the report as text ---------------------------------------------------------------------------------------------------
+# --- the report as text ------------------------------------------------------------
 
 
 def lines(report: Report, ir: bool) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import sys
 import tempfile
 import time
@@ -99,7 +100,7 @@ def failed(error: Exception, arguments: Sequence[str]) -> int:
 def usage(error: click.ClickException) -> Diagnostic:
     """click's complaint about the command line, with the nearest name there is."""
     context = getattr(error, "ctx", None)
-    message = error.format_message().split(" (Possible options")[0].split(" Did you mean")[0].rstrip()
+    message = re.split(r"[ (]*(?:Possible options|Did you mean)", error.format_message())[0].rstrip()
     guess: tuple[str, ...] = ()
     if isinstance(error, click.NoSuchOption) and context is not None:
         known = [name for p in context.command.get_params(context) for name in p.opts if name.startswith("--")]

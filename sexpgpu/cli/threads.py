@@ -1,8 +1,8 @@
 """What must stand in the environment before torch is imported. This module imports neither torch nor numpy.
 
-Idle OpenMP threads spin by default; on a small shared machine that made steps a hundred times slower, so they sleep here.
-The number of threads is a rule over cores and work, never a timing, because it decides the order of sums: two starts of a
-file on one machine choose alike, and a resume takes what the manifest says.
+Idle OpenMP threads spin by default; on a small shared machine that made steps a hundred times slower, so here they
+sleep. The number of threads is a rule over cores and work, never a timing, because it decides the order of sums:
+two starts of a file on one machine choose alike, and a resume takes what the manifest says.
 """
 
 from __future__ import annotations

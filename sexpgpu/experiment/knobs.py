@@ -130,13 +130,13 @@ def resolve(ev: Any, knobs: dict[str, Declared], variants: dict[str, Variant], c
     if errors:
         raise SexpErrors(d for e in errors for d in e.diagnostics)
     defaults: dict[str, Any] = {}
-    plain = env.child()
+    plain = env.child({})
     for declared in knobs.values():
         defaults[declared.name] = ev.eval(declared.default, plain)
         plain.define(declared.name, defaults[declared.name], declared.form.span)
     from_variant = _variant_values(ev, variants, chosen, plain)
     result: dict[str, Knob] = {}
-    final = env.child()
+    final = env.child({})
     for declared in knobs.values():
         try:
             knob = _choose(ev, declared, sets, from_variant, chosen, final)

@@ -88,7 +88,7 @@ def trace_update(ev: Any, optimizer: Optimizer, param: Node, gradient: Node, pat
     for slot in definition.slots:
         shape = param.type.shape
         if slot.shape is not None:
-            scope = definition.env.child()
+            scope = definition.env.child({})
             names = [p if isinstance(p, str) else p.name for p in definition.parameters.required[:1]]
             scope.define(names[0], Tensor(param), None)
             value = ev.eval(slot.shape, scope)

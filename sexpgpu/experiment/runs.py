@@ -41,7 +41,7 @@ RUN_KEYS = {
 }
 EVAL_KEYS = {
     "data": Key("form", "the batches of an evaluation", required=True, evaluated=False),
-    "every": Key("integer", "steps between evaluations; 0: only after the last step", 0, minimum=0),
+    "every": Key("integer", "steps between evaluations; 0 is never", required=True, minimum=0),
     "metrics": Key("form", "((name function) …)", required=True, evaluated=False),
     "weights": Key("symbol", "raw", "raw", evaluated=False),
 }

@@ -22,14 +22,20 @@ def _infer(types: Types, attrs: Attrs) -> TensorType:
     require_float("matmul", *types)
     a, b = types
     if not a.rank or not b.rank:
-        raise OpProblem("E-SHAPE-007", f"matmul: needs tensors of 1 axis or more, got {a} and {b}", help="use * with a scalar")
+        raise OpProblem(
+            "E-SHAPE-007", f"matmul: needs tensors of 1 axis or more, got {a} and {b}", help="use * with a scalar"
+        )
     inner = (1, max(0, b.rank - 2))
     left, right = _matrix(a, True), _matrix(b, False)
     if left.shape[-1] != right.shape[-2]:
         raise OpProblem(
-            "E-SHAPE-003", f"matmul: inner dimensions differ: {left.shape[-1]} and {right.shape[-2]}", ((0, a.rank - 1), inner)
+            "E-SHAPE-003",
+            f"matmul: inner dimensions differ: {left.shape[-1]} and {right.shape[-2]}",
+            ((0, a.rank - 1), inner),
         )
-    stack = broadcast_type("matmul", tuple(TensorType(dtype, t.shape[:-2], t.batch and t.rank > 2) for t in (left, right)), dtype)
+    stack = broadcast_type(
+        "matmul", tuple(TensorType(dtype, t.shape[:-2], t.batch and t.rank > 2) for t in (left, right)), dtype
+    )
     rows = (left.shape[-2],) if a.rank > 1 else ()
     columns = (right.shape[-1],) if b.rank > 1 else ()
     mark = stack.batch if stack.shape else bool(rows) and a.batch
@@ -50,13 +56,17 @@ def _swap(x: Node) -> Node:
 
 def _flat(x: Node) -> Node:
     """[… m n] as […·m n]."""
-    return build("reshape", x, shape=(x.type.size // max(1, x.type.shape[-1]), x.type.shape[-1])) if x.type.rank > 2 else x
+    return (
+        build("reshape", x, shape=(x.type.size // max(1, x.type.shape[-1]), x.type.shape[-1])) if x.type.rank > 2 else x
+    )
 
 
 def _vjp(node: Node, ct: Node) -> tuple[Node | None, ...]:
     a, b = node.inputs
-    left, right = (build("reshape", x, shape=_matrix(x.type, x is a and i == 0).shape) if x.type.rank == 1 else x
-                   for i, x in enumerate((a, b)))  # fmt: skip
+    left, right = (
+        build("reshape", x, shape=_matrix(x.type, x is a and i == 0).shape) if x.type.rank == 1 else x
+        for i, x in enumerate((a, b))
+    )
     shape = list(node.type.shape)
     if a.type.rank == 1:
         shape.insert(len(shape) - (b.type.rank > 1), 1)
@@ -78,7 +88,14 @@ def _cost(node: Node) -> tuple[int, int]:
 
 OPS = (
     Op(
-        "matmul", "The matrix product over the last axis of a and the last but one of b; leading axes broadcast.",
-        ("a", "b"), _infer, _reference, _cost, Lowering("contraction"), vjp=_vjp, example="(matmul x w)",
+        "matmul",
+        "The matrix product over the last axis of a and the last but one of b; leading axes broadcast.",
+        ("a", "b"),
+        _infer,
+        _reference,
+        _cost,
+        Lowering("contraction"),
+        vjp=_vjp,
+        example="(matmul x w)",
     ),
-)  # fmt: skip
+)

@@ -100,7 +100,7 @@ def table() -> dict[str, Op]:
     return ops
 
 
-def build(name: str, *inputs: Node, **attrs: Any) -> Node:
+def build(name: str, /, *inputs: Node, **attrs: Any) -> Node:
     """The node of op `name`: infers its type, fills default attributes, interns. Raises `OpProblem`."""
     op = table()[name]
     full = {p.name: attrs.get(p.name, p.default) for p in op.attributes}

@@ -12,7 +12,7 @@ Attrs = dict[str, Any]
 Types = tuple[TensorType, ...]
 
 
-def combine(name: str, *operands: Node | float, **attrs: Any) -> Node:
+def combine(name: str, /, *operands: Node | float, **attrs: Any) -> Node:
     """`build` in which a Python number stands for a constant of the first tensor's dtype (gradients are written so)."""
     dtype = next(o.type.dtype for o in operands if isinstance(o, Node))
     return build(name, *(o if isinstance(o, Node) else constant(o, dtype) for o in operands), **attrs)
@@ -128,7 +128,9 @@ def require_bool(name: str, *types: TensorType) -> None:
 
 def require_indices(name: str, t: TensorType) -> None:
     if t.dtype not in ("i32", "i64"):
-        raise OpProblem("E-SHAPE-012", f"{name}: indices must be i32 or i64, got {t.dtype}", help="cast them: (cast x i32)")
+        raise OpProblem(
+            "E-SHAPE-012", f"{name}: indices must be i32 or i64, got {t.dtype}", help="cast them: (cast x i32)"
+        )
 
 
 def require_dtype(name: str, dtype: Any) -> str:

@@ -6,7 +6,16 @@ from typing import Any
 
 from sexpgpu.ir import Node, TensorType
 from sexpgpu.ops.definition import Lowering, Op, OpProblem, Parameter, build
-from sexpgpu.ops.helpers import Attrs, Types, axis_of, is_int, per_element, require_dtype, require_indices, require_number
+from sexpgpu.ops.helpers import (
+    Attrs,
+    Types,
+    axis_of,
+    is_int,
+    per_element,
+    require_dtype,
+    require_indices,
+    require_number,
+)
 from sexpgpu.ops.leaves import TORCH_NAMES
 
 Canonical = tuple[tuple[Node, ...], Attrs]
@@ -41,12 +50,16 @@ def _canonical_scatter(inputs: tuple[Node, ...], attrs: Attrs) -> Canonical:
     updates, indices = inputs
     rank = updates.type.rank - indices.type.rank + 1
     if rank < 1:
-        raise OpProblem("E-SHAPE-007", f"scatter-add: updates {updates.type} have fewer axes than indices {indices.type}")
+        raise OpProblem(
+            "E-SHAPE-007", f"scatter-add: updates {updates.type} have fewer axes than indices {indices.type}"
+        )
     if not is_int(attrs["count"]) or attrs["count"] < 0:
         raise OpProblem("E-SHAPE-013", f"scatter-add: :count must be an integer of 0 or more, got {attrs['count']}")
     return inputs, {
-        "axis": axis_of("scatter-add", attrs["axis"], rank), "count": attrs["count"], "batch": bool(attrs["batch"])
-    }  # fmt: skip
+        "axis": axis_of("scatter-add", attrs["axis"], rank),
+        "count": attrs["count"],
+        "batch": bool(attrs["batch"]),
+    }
 
 
 def _infer_scatter(types: Types, attrs: Attrs) -> TensorType:
@@ -90,23 +103,46 @@ def _one_hot(torch: Any, node: Node, args: list[Any]) -> Any:
 
 OPS = (
     Op(
-        "gather", "The slices of x along :axis that the indices name; their shape stands in place of that axis.",
-        ("x", "indices"), _infer_gather, _gather, per_element(0), Lowering("view", "gather"), vjp=_gather_vjp,
-        attributes=(Parameter("axis", "axis", 0),), example="(gather table tokens)", canonical=_canonical_gather,
+        "gather",
+        "The slices of x along :axis that the indices name; their shape stands in place of that axis.",
+        ("x", "indices"),
+        _infer_gather,
+        _gather,
+        per_element(0),
+        Lowering("view", "gather"),
+        vjp=_gather_vjp,
+        attributes=(Parameter("axis", "axis", 0),),
+        example="(gather table tokens)",
+        canonical=_canonical_gather,
     ),
     Op(
-        "scatter-add", "Zeros of :count along :axis, to which each update is added at its index: the transpose of gather.",
-        ("updates", "indices"), _infer_scatter, _scatter, lambda node: (node.inputs[0].type.size, per_element(0)(node)[1]),
-        Lowering("template", "scatter-add"), vjp=_scatter_vjp,
-        attributes=(Parameter("axis", "axis", 0), Parameter("count", "int", None, required=True),
-                    Parameter("batch", "bool", False)),
-        example="(scatter-add x indices :count 10)", canonical=_canonical_scatter,
+        "scatter-add",
+        "Zeros of :count along :axis, to which each update is added at its index: the transpose of gather.",
+        ("updates", "indices"),
+        _infer_scatter,
+        _scatter,
+        lambda node: (node.inputs[0].type.size, per_element(0)(node)[1]),
+        Lowering("template", "scatter-add"),
+        vjp=_scatter_vjp,
+        attributes=(
+            Parameter("axis", "axis", 0),
+            Parameter("count", "int", None, required=True),
+            Parameter("batch", "bool", False),
+        ),
+        example="(scatter-add x indices :count 10)",
+        canonical=_canonical_scatter,
     ),
     Op(
-        "one-hot", "1 at the index along a new last axis of :count, 0 elsewhere.", ("indices",),
-        _infer_one_hot, _one_hot, per_element(1), Lowering("pointwise", "{0} == index"), differentiable=False,
+        "one-hot",
+        "1 at the index along a new last axis of :count, 0 elsewhere.",
+        ("indices",),
+        _infer_one_hot,
+        _one_hot,
+        per_element(1),
+        Lowering("pointwise", "{0} == index"),
+        differentiable=False,
         positional=("count",),
         attributes=(Parameter("count", "int", None, required=True), Parameter("dtype", "dtype", "f32")),
         example="(one-hot label 10)",
     ),
-)  # fmt: skip
+)

@@ -11,7 +11,7 @@ from sexpgpu.ops.helpers import Attrs, Types, require_dtype, shape_of, view_cost
 LEAF = Lowering("leaf")
 
 #: ops whose value the caller binds
-BOUND = ("input", "param", "state", "statistic", "step")
+BOUND = ("input", "param", "state", "slot", "gradient", "statistic", "step")
 
 
 def _canonical_constant(inputs: tuple[Node, ...], attrs: Attrs) -> tuple[tuple[Node, ...], Attrs]:
@@ -62,10 +62,19 @@ _DTYPE = Parameter("dtype", "dtype", "f32")
 def _leaf(name: str, doc: str, *attributes: Parameter) -> Op:
     shaped = any(a.name == "shape" for a in attributes)
     return Op(
-        name, doc, (), _declared, _bound, view_cost, LEAF,
-        attributes=attributes, lisp=False, differentiable=False, example=f"({name} …)",
+        name,
+        doc,
+        (),
+        _declared,
+        _bound,
+        view_cost,
+        LEAF,
+        attributes=attributes,
+        lisp=False,
+        differentiable=False,
+        example=f"({name} …)",
         canonical=_canonical_leaf if shaped else None,
-    )  # fmt: skip
+    )
 
 
 def _identity(torch: Any, node: Node, args: list[Any]) -> Any:
@@ -74,37 +83,96 @@ def _identity(torch: Any, node: Node, args: list[Any]) -> Any:
 
 OPS = (
     Op(
-        "constant", "A scalar known when the graph is made.", (),
-        lambda types, attrs: TensorType(attrs["dtype"]), _constant, view_cost, LEAF,
+        "constant",
+        "A scalar known when the graph is made.",
+        (),
+        lambda types, attrs: TensorType(attrs["dtype"]),
+        _constant,
+        view_cost,
+        LEAF,
         attributes=(Parameter("value", "float", 0.0, required=True), _DTYPE),
-        lisp=False, differentiable=False, example="1.5", canonical=_canonical_constant,
+        lisp=False,
+        differentiable=False,
+        example="1.5",
+        canonical=_canonical_constant,
     ),
-    _leaf("input", "A field of the batch, by name.", Parameter("name", "string", "", required=True), _DTYPE, _SHAPE,
-          Parameter("batch", "bool", True)),
-    _leaf("param", "A trained tensor, by its full model path.", Parameter("path", "string", "", required=True), _SHAPE, _DTYPE),
-    _leaf("state", "An untrained tensor that the step updates, by its full path.",
-          Parameter("path", "string", "", required=True), _SHAPE, _DTYPE),
-    _leaf("statistic", "A number of the data, kept in the checkpoint.", Parameter("name", "string", "", required=True),
-          Parameter("data", "string", ""), Parameter("shape", "shape", ()), _DTYPE),
-    Op(
-        "step", "The number of updates done so far, an i32 on the device: schedules of it never recompile.", (),
-        lambda types, attrs: TensorType("i32"), _bound, view_cost, LEAF, differentiable=False, lisp=False, example="(step)",
+    _leaf(
+        "input",
+        "A field of the batch, by name.",
+        Parameter("name", "string", "", required=True),
+        _DTYPE,
+        _SHAPE,
+        Parameter("batch", "bool", True),
+    ),
+    _leaf(
+        "param",
+        "A trained tensor, by its full model path.",
+        Parameter("path", "string", "", required=True),
+        _SHAPE,
+        _DTYPE,
+    ),
+    _leaf(
+        "state",
+        "An untrained tensor that the step updates, by its full path.",
+        Parameter("path", "string", "", required=True),
+        _SHAPE,
+        _DTYPE,
+    ),
+    _leaf(
+        "statistic",
+        "A number of the data, kept in the checkpoint.",
+        Parameter("name", "string", "", required=True),
+        Parameter("data", "string", ""),
+        Parameter("shape", "shape", ()),
+        _DTYPE,
     ),
     Op(
-        "iota", "The integers 0 … count - 1 along one axis.", (),
-        lambda types, attrs: TensorType(attrs["dtype"], shape_of("iota", attrs["count"])), _iota, view_cost,
-        Lowering("pointwise", "index"), differentiable=False, positional=("count",),
-        attributes=(Parameter("count", "int", None, required=True), Parameter("dtype", "dtype", "i32")), example="(iota 8)",
+        "step",
+        "The number of updates done so far, an i32 on the device: schedules of it never recompile.",
+        (),
+        lambda types, attrs: TensorType("i32"),
+        _bound,
+        view_cost,
+        LEAF,
+        differentiable=False,
+        lisp=False,
+        example="(step)",
     ),
     Op(
-        "variable", "A tensor to differentiate by: never joined with an equal one.", ("x",),
-        lambda types, attrs: types[0], _identity, view_cost, Lowering("view"), vjp=lambda node, ct: (ct,),
+        "iota",
+        "The integers 0 … count - 1 along one axis.",
+        (),
+        lambda types, attrs: TensorType(attrs["dtype"], shape_of("iota", attrs["count"])),
+        _iota,
+        view_cost,
+        Lowering("pointwise", "index"),
+        differentiable=False,
+        positional=("count",),
+        attributes=(Parameter("count", "int", None, required=True), Parameter("dtype", "dtype", "i32")),
+        example="(iota 8)",
+    ),
+    Op(
+        "variable",
+        "A tensor to differentiate by: never joined with an equal one.",
+        ("x",),
+        lambda types, attrs: types[0],
+        _identity,
+        view_cost,
+        Lowering("view"),
+        vjp=lambda node, ct: (ct,),
         attributes=(Parameter("id", "int", 0, required=True), Parameter("path", "string", "")),
-        lisp=False, example="(variable x)",
+        lisp=False,
+        example="(variable x)",
     ),
     Op(
-        "stop-gradient", "x, through which no gradient passes.", ("x",),
-        lambda types, attrs: types[0], _identity, view_cost, Lowering("view"), vjp=lambda node, ct: (None,),
+        "stop-gradient",
+        "x, through which no gradient passes.",
+        ("x",),
+        lambda types, attrs: types[0],
+        _identity,
+        view_cost,
+        Lowering("view"),
+        vjp=lambda node, ct: (None,),
         example="(stop-gradient x)",
     ),
-)  # fmt: skip
+)

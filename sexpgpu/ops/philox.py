@@ -24,7 +24,9 @@ def draw_key(seed: int, path: str, number: int, kind: str) -> int:
     return int.from_bytes(sha256(text).digest()[:8], "little")
 
 
-def philox(counter: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray], key: tuple[int, int]) -> tuple[np.ndarray, ...]:
+def philox(
+    counter: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray], key: tuple[int, int]
+) -> tuple[np.ndarray, ...]:
     """Ten rounds over four words of counter (uint64 arrays below 2^32) under two words of key."""
     c0, c1, c2, c3 = counter
     k0, k1 = key

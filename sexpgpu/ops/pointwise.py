@@ -78,10 +78,20 @@ def pointwise(
         return broadcast_type(name, types, result or dtype)
 
     return Op(
-        name, doc, names, infer, reference, per_element(flops), Lowering("pointwise", expression),
-        vjp=_vjp(derivative) if derivative else None, attributes=attributes, positional=positional, lisp=lisp,
-        example=example or f"({name} {operands})", differentiable=derivative is not None,
-    )  # fmt: skip
+        name,
+        doc,
+        names,
+        infer,
+        reference,
+        per_element(flops),
+        Lowering("pointwise", expression),
+        vjp=_vjp(derivative) if derivative else None,
+        attributes=attributes,
+        positional=positional,
+        lisp=lisp,
+        example=example or f"({name} {operands})",
+        differentiable=derivative is not None,
+    )
 
 
 def _torch(function: str) -> Callable[[Any, Node, list[Any]], Any]:
@@ -116,7 +126,11 @@ def _power_derivative(node: Node, ct: Node) -> Sequence[Node | None]:
         value = p.attrs["value"]
         if value in (0.0, 1.0):
             return (None if value == 0.0 else mul(ct, 1.0), None)
-        slope = mul(x, 2.0) if value == 2.0 else mul(build("power", x, sub(value - 1.0, mul(p, 0.0)) if p.type.rank else combine("+", p, -1.0)), value)
+        slope = (
+            mul(x, 2.0)
+            if value == 2.0
+            else mul(build("power", x, sub(value - 1.0, mul(p, 0.0)) if p.type.rank else combine("+", p, -1.0)), value)
+        )
         return (mul(ct, slope), None)
     by_x = mul(ct, mul(p, build("power", x, sub(p, 1.0))))
     positive = combine(">", x, 0.0)
@@ -164,7 +178,9 @@ def _canonical_clamp(inputs: tuple[Node, ...], attrs: Attrs) -> tuple[tuple[Node
     kind = float if inputs[0].type.is_float else int
     for bound in (low, high):
         if bound is not None and kind is int and int(bound) != bound:
-            raise OpProblem("E-SHAPE-006", f"clamp: the bound {bound} is no integer", help="cast the tensor: (cast x f32)")
+            raise OpProblem(
+                "E-SHAPE-006", f"clamp: the bound {bound} is no integer", help="cast the tensor: (cast x f32)"
+            )
     return inputs, {"low": None if low is None else kind(low), "high": None if high is None else kind(high)}
 
 
@@ -209,20 +225,70 @@ _NOTHING: Derivative = lambda node, ct: (None,)  # noqa: E731 - a constant almos
 
 _ARITHMETIC = (
     pointwise("+", "The sum of two tensors.", "x y", "{0} + {1}", _torch("add"), lambda n, c: (c, c), domain="number"),
-    pointwise("-", "The difference of two tensors.", "x y", "{0} - {1}", _torch("sub"), lambda n, c: (c, neg(c)), domain="number"),
-    pointwise("*", "The product of two tensors, element by element.", "x y", "{0} * {1}", _torch("mul"),
-              lambda n, c: (mul(c, n.inputs[1]), mul(c, n.inputs[0])), domain="number"),
-    pointwise("/", "The quotient of two float tensors.", "x y", "{0} / {1}", _divide,
-              lambda n, c: (div(c, n.inputs[1]), neg(mul(c, div(n, n.inputs[1]))))),
-    pointwise("max", "The larger of two; NaN if either is. At a tie each gets half of the gradient.", "x y",
-              "maximum({0}, {1})", _torch("maximum"), _ties(">"), domain="number"),
-    pointwise("min", "The smaller of two; NaN if either is. At a tie each gets half of the gradient.", "x y",
-              "minimum({0}, {1})", _torch("minimum"), _ties("<"), domain="number"),
-    pointwise("power", "x to the power y; the gradient by y is that of positive x.", "x y", "power({0}, {1})", _torch("pow"),
-              _power_derivative, flops=20),
-    pointwise("mod", "The remainder of x / y with the sign of y, as in Lisp and Python.", "x y", "mod({0}, {1})",
-              _torch("remainder"), _mod_derivative, domain="number", flops=4),
-)  # fmt: skip
+    pointwise(
+        "-",
+        "The difference of two tensors.",
+        "x y",
+        "{0} - {1}",
+        _torch("sub"),
+        lambda n, c: (c, neg(c)),
+        domain="number",
+    ),
+    pointwise(
+        "*",
+        "The product of two tensors, element by element.",
+        "x y",
+        "{0} * {1}",
+        _torch("mul"),
+        lambda n, c: (mul(c, n.inputs[1]), mul(c, n.inputs[0])),
+        domain="number",
+    ),
+    pointwise(
+        "/",
+        "The quotient of two float tensors.",
+        "x y",
+        "{0} / {1}",
+        _divide,
+        lambda n, c: (div(c, n.inputs[1]), neg(mul(c, div(n, n.inputs[1])))),
+    ),
+    pointwise(
+        "max",
+        "The larger of two; NaN if either is. At a tie each gets half of the gradient.",
+        "x y",
+        "maximum({0}, {1})",
+        _torch("maximum"),
+        _ties(">"),
+        domain="number",
+    ),
+    pointwise(
+        "min",
+        "The smaller of two; NaN if either is. At a tie each gets half of the gradient.",
+        "x y",
+        "minimum({0}, {1})",
+        _torch("minimum"),
+        _ties("<"),
+        domain="number",
+    ),
+    pointwise(
+        "power",
+        "x to the power y; the gradient by y is that of positive x.",
+        "x y",
+        "power({0}, {1})",
+        _torch("pow"),
+        _power_derivative,
+        flops=20,
+    ),
+    pointwise(
+        "mod",
+        "The remainder of x / y with the sign of y, as in Lisp and Python.",
+        "x y",
+        "mod({0}, {1})",
+        _torch("remainder"),
+        _mod_derivative,
+        domain="number",
+        flops=4,
+    ),
+)
 
 _FUNCTIONS = (
     _unary("neg", "-x.", lambda n, c: (neg(c),), domain="number"),
@@ -239,27 +305,63 @@ _FUNCTIONS = (
     _unary("cos", "The cosine.", lambda n, c: (neg(mul(c, build("sin", _x(n)))),), flops=10),
     _unary("tanh", "The hyperbolic tangent.", lambda n, c: (mul(c, sub(1.0, build("square", n))),), flops=10),
     _unary("sigmoid", "1 / (1 + exp(-x)).", lambda n, c: (mul(c, mul(n, sub(1.0, n))),), flops=10),
-    _unary("erf", "The error function.",
-           lambda n, c: (mul(c, mul(build("exp", neg(build("square", _x(n)))), 2.0 / sqrt(pi))),), flops=15),
+    _unary(
+        "erf",
+        "The error function.",
+        lambda n, c: (mul(c, mul(build("exp", neg(build("square", _x(n)))), 2.0 / sqrt(pi))),),
+        flops=15,
+    ),
     _unary("square", "x · x.", lambda n, c: (mul(c, mul(_x(n), 2.0)),), domain="number"),
     _unary("floor", "The largest integer not above x, as a float. No gradient.", _NOTHING),
     _unary("ceil", "The smallest integer not below x, as a float. No gradient.", _NOTHING),
     _unary("round", "The nearest integer, halves to even, as a float. No gradient.", _NOTHING),
-    pointwise("softplus", "log(1 + exp(x)).", "x", "softplus({0})",
-              lambda torch, node, args: torch.logaddexp(args[0], torch.zeros_like(args[0])),
-              lambda n, c: (mul(c, build("sigmoid", _x(n))),), flops=18),
-    pointwise("relu", "max(x, 0); NaN stays NaN.", "x", "maximum({0}, 0)", _torch("relu"),
-              lambda n, c: (build("relu-grad", _x(n), c),)),
-    pointwise("gelu", "x Φ(x), with the exact error function.", "x", "gelu({0})", _functional("gelu"),
-              lambda n, c: (build("gelu-grad", _x(n), c),), flops=18),
+    pointwise(
+        "softplus",
+        "log(1 + exp(x)).",
+        "x",
+        "softplus({0})",
+        lambda torch, node, args: torch.logaddexp(args[0], torch.zeros_like(args[0])),
+        lambda n, c: (mul(c, build("sigmoid", _x(n))),),
+        flops=18,
+    ),
+    pointwise(
+        "relu",
+        "max(x, 0); NaN stays NaN.",
+        "x",
+        "maximum({0}, 0)",
+        _torch("relu"),
+        lambda n, c: (build("relu-grad", _x(n), c),),
+    ),
+    pointwise(
+        "gelu",
+        "x Φ(x), with the exact error function.",
+        "x",
+        "gelu({0})",
+        _functional("gelu"),
+        lambda n, c: (build("gelu-grad", _x(n), c),),
+        flops=18,
+    ),
     pointwise("silu", "x · sigmoid(x).", "x", "silu({0})", _functional("silu"), _silu_derivative, flops=12),
-    pointwise("relu-grad", "The gradient of relu: ct where x is above 0 (or NaN), else 0.", "x ct", "where({0} <= 0, 0, {1})",
-              lambda torch, node, args: torch.where(args[0] <= 0, torch.zeros_like(args[1]), args[1]),
-              lambda n, c: (None, build("relu-grad", _x(n), c)), lisp=False),
-    pointwise("gelu-grad", "The gradient of gelu: ct · (Φ(x) + x φ(x)).", "x ct", "gelu_grad({0}, {1})",
-              lambda torch, node, args: torch.ops.aten.gelu_backward(args[1], args[0]), _gelu_grad_derivative,
-              lisp=False, flops=30),
-)  # fmt: skip
+    pointwise(
+        "relu-grad",
+        "The gradient of relu: ct where x is above 0 (or NaN), else 0.",
+        "x ct",
+        "where({0} <= 0, 0, {1})",
+        lambda torch, node, args: torch.where(args[0] <= 0, torch.zeros_like(args[1]), args[1]),
+        lambda n, c: (None, build("relu-grad", _x(n), c)),
+        lisp=False,
+    ),
+    pointwise(
+        "gelu-grad",
+        "The gradient of gelu: ct · (Φ(x) + x φ(x)).",
+        "x ct",
+        "gelu_grad({0}, {1})",
+        lambda torch, node, args: torch.ops.aten.gelu_backward(args[1], args[0]),
+        _gelu_grad_derivative,
+        lisp=False,
+        flops=30,
+    ),
+)
 
 _LOGIC = (
     _compare("=", "Whether x equals y, element by element.", "eq", "any"),
@@ -273,28 +375,50 @@ _LOGIC = (
     pointwise("logical-xor", "Whether exactly one holds.", "x y", "{0} ^ {1}", _torch("logical_xor"), domain="bool"),
     pointwise("logical-not", "Whether x does not hold.", "x", "not_({0})", _torch("logical_not"), domain="bool"),
     pointwise("is-nan", "Whether x is not a number.", "x", "{0} != {0}", _torch("isnan"), result="bool"),
-    pointwise("is-finite", "Whether x is neither infinite nor NaN.", "x", "is_finite({0})", _torch("isfinite"), result="bool"),
+    pointwise(
+        "is-finite", "Whether x is neither infinite nor NaN.", "x", "is_finite({0})", _torch("isfinite"), result="bool"
+    ),
 )
 
 _CLAMP = Op(
-    "clamp", "x, but not below :low and not above :high; NaN stays NaN.", ("x",),
-    pointwise("clamp", "", "x", "", _clamp, domain="number").infer, _clamp, per_element(2),
-    Lowering("pointwise", "clamp({0}, low, high)"), vjp=_vjp(_clamp_derivative),
-    attributes=(Parameter("low", "float"), Parameter("high", "float")), example="(clamp x :low 0 :high 1)",
+    "clamp",
+    "x, but not below :low and not above :high; NaN stays NaN.",
+    ("x",),
+    pointwise("clamp", "", "x", "", _clamp, domain="number").infer,
+    _clamp,
+    per_element(2),
+    Lowering("pointwise", "clamp({0}, low, high)"),
+    vjp=_vjp(_clamp_derivative),
+    attributes=(Parameter("low", "float"), Parameter("high", "float")),
+    example="(clamp x :low 0 :high 1)",
     canonical=_canonical_clamp,
-)  # fmt: skip
+)
 
 _WHERE = Op(
-    "where", "x where the mask holds, else y.", ("mask", "x", "y"), _infer_where, _torch("where"), per_element(1),
+    "where",
+    "x where the mask holds, else y.",
+    ("mask", "x", "y"),
+    _infer_where,
+    _torch("where"),
+    per_element(1),
     Lowering("pointwise", "where({0}, {1}, {2})"),
-    vjp=_vjp(lambda n, c: (None, where(n.inputs[0], c, 0.0), where(n.inputs[0], 0.0, c))), example="(where (> x 0) x y)",
-)  # fmt: skip
+    vjp=_vjp(lambda n, c: (None, where(n.inputs[0], c, 0.0), where(n.inputs[0], 0.0, c))),
+    example="(where (> x 0) x y)",
+)
 
 _CAST = Op(
-    "cast", "x in another dtype; a float to an integer drops the fraction.", ("x",), _infer_cast, _cast, per_element(1),
-    Lowering("pointwise", "cast({0}, dtype)"), vjp=_cast_vjp, attributes=(Parameter("dtype", "dtype", None, required=True),),
-    positional=("dtype",), example="(cast x f32)",
-)  # fmt: skip
+    "cast",
+    "x in another dtype; a float to an integer drops the fraction.",
+    ("x",),
+    _infer_cast,
+    _cast,
+    per_element(1),
+    Lowering("pointwise", "cast({0}, dtype)"),
+    vjp=_cast_vjp,
+    attributes=(Parameter("dtype", "dtype", None, required=True),),
+    positional=("dtype",),
+    example="(cast x f32)",
+)
 
 OPS = (*_ARITHMETIC, *_FUNCTIONS, *_LOGIC, _CLAMP, _WHERE, _CAST)
 POINTWISE = frozenset(op.name for op in OPS)

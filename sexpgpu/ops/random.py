@@ -117,25 +117,43 @@ _FLOAT = Parameter("dtype", "dtype", "f32")
 
 def _draw(name: str, doc: str, reference: Callable[[Any, Node, list[Any]], Any], *more: Parameter) -> Op:
     return Op(
-        name, doc, ("like*",), _infer, reference, per_element(30), Lowering("pointwise", f"{name.replace('-', '_')}(key, element)"),
-        attributes=(*_SHAPE, *_PLACE, *more), positional=("shape",), differentiable=False,
-        example=f"({name} [2 3])", canonical=_canonical,
-    )  # fmt: skip
+        name,
+        doc,
+        ("like*",),
+        _infer,
+        reference,
+        per_element(30),
+        Lowering("pointwise", f"{name.replace('-', '_')}(key, element)"),
+        attributes=(*_SHAPE, *_PLACE, *more),
+        positional=("shape",),
+        differentiable=False,
+        example=f"({name} [2 3])",
+        canonical=_canonical,
+    )
 
 
 OPS = (
     _draw("random-uniform", "Uniform in [0, 1), in steps of 2^-24, of :shape or like an operand.", _uniform, _FLOAT),
     _draw("random-normal", "Standard normal, of :shape or like an operand.", _normal, _FLOAT),
-    _draw("random-bernoulli", "A bool mask that holds with probability :p, in steps of 1/65536.", _bernoulli,
-          Parameter("p", "float", 0.5)),
+    _draw(
+        "random-bernoulli",
+        "A bool mask that holds with probability :p, in steps of 1/65536.",
+        _bernoulli,
+        Parameter("p", "float", 0.5),
+    ),
     Op(
-        "random-categorical", "An index along the last axis, i32, with probability softmax(logits).", ("logits",),
-        _infer_categorical, _categorical, lambda node: (40 * node.inputs[0].type.size, node.inputs[0].type.bytes),
-        Lowering("template", "random-categorical"), attributes=_PLACE, differentiable=False,
+        "random-categorical",
+        "An index along the last axis, i32, with probability softmax(logits).",
+        ("logits",),
+        _infer_categorical,
+        _categorical,
+        lambda node: (40 * node.inputs[0].type.size, node.inputs[0].type.bytes),
+        Lowering("template", "random-categorical"),
+        attributes=_PLACE,
+        differentiable=False,
         example="(random-categorical logits)",
     ),
-)  # fmt: skip
+)
 
 #: draws: their references take a DrawContext last, and their attributes `path` and `number` make their key
 DRAWS = frozenset(op.name for op in OPS)
-

@@ -95,10 +95,19 @@ def _reduction(
         return reduced(types[0], attrs["axis"], attrs["keep-dims"])
 
     return Op(
-        name, doc, ("x",), infer, reference, per_input(1), Lowering("reduction", name), vjp=vjp,
-        attributes=(Parameter("axis", "axes"), KEEP), differentiable=vjp is not None,
-        example=f"({name} x :axis -1)", canonical=_canonical(name),
-    )  # fmt: skip
+        name,
+        doc,
+        ("x",),
+        infer,
+        reference,
+        per_input(1),
+        Lowering("reduction", name),
+        vjp=vjp,
+        attributes=(Parameter("axis", "axes"), KEEP),
+        differentiable=vjp is not None,
+        example=f"({name} x :axis -1)",
+        canonical=_canonical(name),
+    )
 
 
 def _arg(name: str, doc: str) -> Op:
@@ -113,21 +122,49 @@ def _arg(name: str, doc: str) -> Op:
         return found.to(torch.int32)
 
     return Op(
-        name, doc, ("x",), infer, reference, per_input(1), Lowering("reduction", name), differentiable=False,
-        attributes=(Parameter("axis", "axis", -1), KEEP), example=f"({name} x :axis -1)",
+        name,
+        doc,
+        ("x",),
+        infer,
+        reference,
+        per_input(1),
+        Lowering("reduction", name),
+        differentiable=False,
+        attributes=(Parameter("axis", "axis", -1), KEEP),
+        example=f"({name} x :axis -1)",
         canonical=lambda inputs, attrs: (inputs, {**attrs, "axis": axis_of(name, attrs["axis"], inputs[0].type.rank)}),
-    )  # fmt: skip
+    )
 
 
 OPS = (
-    _reduction("sum", "The sum over :axis (all axes if none is given); integers stay integers.", require_number, _sum, _sum_vjp),
+    _reduction(
+        "sum", "The sum over :axis (all axes if none is given); integers stay integers.", require_number, _sum, _sum_vjp
+    ),
     _reduction("mean", "The mean over :axis.", require_float, _mean, _mean_vjp, empty=False),
-    _reduction("reduce-max", "The largest element over :axis; NaN if any is. Ties share the gradient.", require_number,
-               _by("amax"), _extreme_vjp, empty=False),
-    _reduction("reduce-min", "The smallest element over :axis; NaN if any is. Ties share the gradient.", require_number,
-               _by("amin"), _extreme_vjp, empty=False),
+    _reduction(
+        "reduce-max",
+        "The largest element over :axis; NaN if any is. Ties share the gradient.",
+        require_number,
+        _by("amax"),
+        _extreme_vjp,
+        empty=False,
+    ),
+    _reduction(
+        "reduce-min",
+        "The smallest element over :axis; NaN if any is. Ties share the gradient.",
+        require_number,
+        _by("amin"),
+        _extreme_vjp,
+        empty=False,
+    ),
     _reduction("reduce-all", "Whether all hold over :axis.", require_bool, _by("all")),
     _reduction("reduce-any", "Whether any holds over :axis.", require_bool, _by("any")),
-    _arg("argmax", "The place of the largest element along :axis, i32; the first NaN if there is one, the first of equals."),
-    _arg("argmin", "The place of the smallest element along :axis, i32; the first NaN if there is one, the first of equals."),
-)  # fmt: skip
+    _arg(
+        "argmax",
+        "The place of the largest element along :axis, i32; the first NaN if there is one, the first of equals.",
+    ),
+    _arg(
+        "argmin",
+        "The place of the smallest element along :axis, i32; the first NaN if there is one, the first of equals.",
+    ),
+)

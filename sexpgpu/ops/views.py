@@ -52,7 +52,9 @@ def _infer_reshape(types: Types, attrs: Attrs) -> TensorType:
     old, shape = types[0], attrs["shape"]
     if prod(shape) != old.size:
         raise _count_problem(old, shape)
-    kept = bool(old.batch and shape and shape[0] and old.shape[0] and not (shape[0] % old.shape[0] and old.shape[0] % shape[0]))
+    kept = bool(
+        old.batch and shape and shape[0] and old.shape[0] and not (shape[0] % old.shape[0] and old.shape[0] % shape[0])
+    )
     return TensorType(old.dtype, shape, kept)
 
 
@@ -105,7 +107,9 @@ def _canonical_transpose(inputs: Inputs, attrs: Attrs) -> Canonical:
     order = tuple(order) if isinstance(order, list | tuple) else (order,)
     if not all(is_int(a) and -rank <= a < rank for a in order) or sorted(a % rank for a in order) != list(range(rank)):
         shown = " ".join(map(str, order))
-        raise OpProblem("E-SHAPE-010", f"transpose: [{shown}] is no order of the {rank} axes", help="name each axis once")
+        raise OpProblem(
+            "E-SHAPE-010", f"transpose: [{shown}] is no order of the {rank} axes", help="name each axis once"
+        )
     return inputs, {"permutation": tuple(a % rank for a in order)}
 
 
@@ -149,10 +153,14 @@ def _canonical_slice(inputs: Inputs, attrs: Attrs) -> Canonical:
     size, step = old.shape[axis], attrs["step"]
     start, stop = attrs["start"], size if attrs["stop"] is None else attrs["stop"]
     if not all(map(is_int, (start, stop, step))) or step < 1:
-        raise OpProblem("E-SHAPE-009", f"slice: start, stop and step must be integers, step 1 or more, got {start} {stop} {step}")
+        raise OpProblem(
+            "E-SHAPE-009", f"slice: start, stop and step must be integers, step 1 or more, got {start} {stop} {step}"
+        )
     start, stop = (b + size if b < 0 else b for b in (start, stop))
     if not (0 <= start <= size and start <= stop <= size):
-        raise OpProblem("E-SHAPE-009", f"slice: {start} … {stop} does not lie in axis {axis} of size {size}", ((0, axis),))
+        raise OpProblem(
+            "E-SHAPE-009", f"slice: {start} … {stop} does not lie in axis {axis} of size {size}", ((0, axis),)
+        )
     count = -(-(stop - start) // step)
     stop = start + (count - 1) * step + 1 if count else start
     return inputs, {"axis": axis, "start": start, "stop": stop, "step": step}
@@ -276,72 +284,162 @@ _AXIS = Parameter("axis", "axes")
 
 OPS = (
     Op(
-        "reshape", "The same elements in row-major order under another shape; one size may be -1.", ("x",),
-        _infer_reshape, _reshape, view_cost, VIEW, vjp=_reshape_back, positional=("shape",),
-        attributes=(Parameter("shape", "shape", None, required=True),), example="(reshape x [2 -1])",
+        "reshape",
+        "The same elements in row-major order under another shape; one size may be -1.",
+        ("x",),
+        _infer_reshape,
+        _reshape,
+        view_cost,
+        VIEW,
+        vjp=_reshape_back,
+        positional=("shape",),
+        attributes=(Parameter("shape", "shape", None, required=True),),
+        example="(reshape x [2 -1])",
         canonical=_canonical_reshape,
     ),
     Op(
-        "squeeze", "x without axes of size 1: those of :axis, or all.", ("x",), _infer_squeeze, _reshape, view_cost, VIEW,
-        vjp=_reshape_back, attributes=(_AXIS,), example="(squeeze x :axis 1)", canonical=_canonical_squeeze,
+        "squeeze",
+        "x without axes of size 1: those of :axis, or all.",
+        ("x",),
+        _infer_squeeze,
+        _reshape,
+        view_cost,
+        VIEW,
+        vjp=_reshape_back,
+        attributes=(_AXIS,),
+        example="(squeeze x :axis 1)",
+        canonical=_canonical_squeeze,
     ),
     Op(
-        "expand-dims", "x with a new axis of size 1 at each place of :axis in the result.", ("x",),
-        _infer_expand, _reshape, view_cost, VIEW, vjp=_reshape_back,
-        attributes=(Parameter("axis", "axes", 0),), example="(expand-dims x :axis -1)", canonical=_canonical_expand,
+        "expand-dims",
+        "x with a new axis of size 1 at each place of :axis in the result.",
+        ("x",),
+        _infer_expand,
+        _reshape,
+        view_cost,
+        VIEW,
+        vjp=_reshape_back,
+        attributes=(Parameter("axis", "axes", 0),),
+        example="(expand-dims x :axis -1)",
+        canonical=_canonical_expand,
     ),
     Op(
-        "transpose", "x with its axes in the order of :permutation; the last two swapped if none is given.", ("x",),
-        _infer_transpose, lambda torch, node, args: args[0].permute(node.attrs["permutation"]), view_cost, VIEW,
-        vjp=_transpose_vjp, positional=("permutation",), attributes=(Parameter("permutation", "axes"),),
-        example="(transpose x [0 2 1])", canonical=_canonical_transpose,
+        "transpose",
+        "x with its axes in the order of :permutation; the last two swapped if none is given.",
+        ("x",),
+        _infer_transpose,
+        lambda torch, node, args: args[0].permute(node.attrs["permutation"]),
+        view_cost,
+        VIEW,
+        vjp=_transpose_vjp,
+        positional=("permutation",),
+        attributes=(Parameter("permutation", "axes"),),
+        example="(transpose x [0 2 1])",
+        canonical=_canonical_transpose,
     ),
     Op(
-        "broadcast", "x repeated along axes of size 1 and new leading axes, to :shape.", ("x",),
-        _infer_broadcast, lambda torch, node, args: args[0].expand(node.type.shape), view_cost, VIEW,
-        vjp=lambda node, ct: (unbroadcast(ct, node.inputs[0].type),), positional=("shape",),
+        "broadcast",
+        "x repeated along axes of size 1 and new leading axes, to :shape.",
+        ("x",),
+        _infer_broadcast,
+        lambda torch, node, args: args[0].expand(node.type.shape),
+        view_cost,
+        VIEW,
+        vjp=lambda node, ct: (unbroadcast(ct, node.inputs[0].type),),
+        positional=("shape",),
         attributes=(Parameter("shape", "shape", None, required=True), Parameter("batch", "bool", False)),
-        example="(broadcast x [4 3])", canonical=_canonical_broadcast,
+        example="(broadcast x [4 3])",
+        canonical=_canonical_broadcast,
     ),
     Op(
-        "flip", "x in reverse order along :axis.", ("x",),
+        "flip",
+        "x in reverse order along :axis.",
+        ("x",),
         lambda types, attrs: TensorType(types[0].dtype, types[0].shape, types[0].batch and 0 not in attrs["axis"]),
-        lambda torch, node, args: torch.flip(args[0], node.attrs["axis"]), view_cost, VIEW,
-        vjp=lambda node, ct: (build("flip", ct, axis=node.attrs["axis"]),), attributes=(_AXIS,),
-        example="(flip x :axis 0)", canonical=_canonical_flip,
+        lambda torch, node, args: torch.flip(args[0], node.attrs["axis"]),
+        view_cost,
+        VIEW,
+        vjp=lambda node, ct: (build("flip", ct, axis=node.attrs["axis"]),),
+        attributes=(_AXIS,),
+        example="(flip x :axis 0)",
+        canonical=_canonical_flip,
     ),
     Op(
-        "slice", "The elements :start … :stop (not included) of one axis, every :step-th; negative bounds count from the end.",
-        ("x",), _infer_slice, _slice, view_cost, VIEW, vjp=_slice_vjp,
-        attributes=(Parameter("axis", "axis", 0), Parameter("start", "int", 0), Parameter("stop", "int"),
-                    Parameter("step", "int", 1)),
-        example="(slice x :axis 1 :start 0 :stop 2)", canonical=_canonical_slice,
+        "slice",
+        "The elements :start … :stop (not included) of one axis, every :step-th; negative bounds count from the end.",
+        ("x",),
+        _infer_slice,
+        _slice,
+        view_cost,
+        VIEW,
+        vjp=_slice_vjp,
+        attributes=(
+            Parameter("axis", "axis", 0),
+            Parameter("start", "int", 0),
+            Parameter("stop", "int"),
+            Parameter("step", "int", 1),
+        ),
+        example="(slice x :axis 1 :start 0 :stop 2)",
+        canonical=_canonical_slice,
     ),
     Op(
-        "pad", "x with :before and :after elements of :value at the ends of each axis, and :interior between elements.",
-        ("x",), _infer_pad, _pad, per_element(0), VIEW, vjp=_pad_vjp,
-        attributes=(Parameter("before", "shape"), Parameter("after", "shape"), Parameter("interior", "shape"),
-                    Parameter("value", "float", 0.0), Parameter("batch", "bool", False)),
-        example="(pad x :before [0 1] :after [0 1])", canonical=_canonical_pad,
+        "pad",
+        "x with :before and :after elements of :value at the ends of each axis, and :interior between elements.",
+        ("x",),
+        _infer_pad,
+        _pad,
+        per_element(0),
+        VIEW,
+        vjp=_pad_vjp,
+        attributes=(
+            Parameter("before", "shape"),
+            Parameter("after", "shape"),
+            Parameter("interior", "shape"),
+            Parameter("value", "float", 0.0),
+            Parameter("batch", "bool", False),
+        ),
+        example="(pad x :before [0 1] :after [0 1])",
+        canonical=_canonical_pad,
     ),
     Op(
-        "concat", "Tensors joined along :axis.", ("xs*",), _infer_concat,
-        lambda torch, node, args: torch.cat(args, node.attrs["axis"]), per_element(0), VIEW, vjp=_concat_vjp,
-        attributes=(Parameter("axis", "axis", 0),), example="(concat x y :axis -1)", canonical=_canonical_concat,
+        "concat",
+        "Tensors joined along :axis.",
+        ("xs*",),
+        _infer_concat,
+        lambda torch, node, args: torch.cat(args, node.attrs["axis"]),
+        per_element(0),
+        VIEW,
+        vjp=_concat_vjp,
+        attributes=(Parameter("axis", "axis", 0),),
+        example="(concat x y :axis -1)",
+        canonical=_canonical_concat,
     ),
     Op(
-        "tril", "x with zeros above the diagonal :offset of its last two axes (offset 0: the main one).", ("x",),
-        _tril_infer, lambda torch, node, args: torch.tril(args[0], node.attrs["offset"]), per_element(0),
+        "tril",
+        "x with zeros above the diagonal :offset of its last two axes (offset 0: the main one).",
+        ("x",),
+        _tril_infer,
+        lambda torch, node, args: torch.tril(args[0], node.attrs["offset"]),
+        per_element(0),
         Lowering("pointwise", "where(column <= row + offset, {0}, 0)"),
         vjp=lambda node, ct: (build("tril", ct, offset=node.attrs["offset"]),),
-        attributes=(Parameter("offset", "int", 0),), example="(tril x)",
+        attributes=(Parameter("offset", "int", 0),),
+        example="(tril x)",
     ),
     Op(
-        "cumsum", "Running sums along :axis; :reverse from the end.", ("x",), _cumsum_infer, _cumsum, per_element(1),
-        Lowering("reduction", "cumsum"), vjp=_cumsum_vjp,
-        attributes=(Parameter("axis", "axis", -1), Parameter("reverse", "bool", False)), example="(cumsum x :axis 0)",
+        "cumsum",
+        "Running sums along :axis; :reverse from the end.",
+        ("x",),
+        _cumsum_infer,
+        _cumsum,
+        per_element(1),
+        Lowering("reduction", "cumsum"),
+        vjp=_cumsum_vjp,
+        attributes=(Parameter("axis", "axis", -1), Parameter("reverse", "bool", False)),
+        example="(cumsum x :axis 0)",
         canonical=lambda inputs, attrs: (
-            inputs, {"axis": axis_of("cumsum", attrs["axis"], inputs[0].type.rank), "reverse": bool(attrs["reverse"])}),
+            inputs,
+            {"axis": axis_of("cumsum", attrs["axis"], inputs[0].type.rank), "reverse": bool(attrs["reverse"])},
+        ),
     ),
-)  # fmt: skip
-
+)

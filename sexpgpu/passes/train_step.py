@@ -9,28 +9,13 @@ metric/<m>/total metric/<m>/count tap/<path> gradient/<p>`.
 from __future__ import annotations
 
 from sexpgpu.experiment.traced import Entry, TracedRun
-from sexpgpu.ir import Node, Origins, postorder
-from sexpgpu.ir.node import intern
+from sexpgpu.ir import Node
 from sexpgpu.ops import build, constant
 from sexpgpu.passes.autodiff import grad
 from sexpgpu.passes.expand import expand_gradients
+from sexpgpu.passes.rewrite import substitute
 
 Results = dict[str, Node]
-
-
-def substitute(results: Results, mapping: dict[Node, Node], origins: Origins) -> Results:
-    """The results with some nodes replaced; what is above them is rebuilt, once each."""
-    new = dict(mapping)
-    for node in postorder(results.values()):
-        if node in new:
-            continue
-        inputs = tuple(new[i] for i in node.inputs)
-        if inputs == node.inputs:
-            new[node] = node
-            continue
-        new[node] = intern(node.op, inputs, node.attrs, node.type)
-        origins.add(new[node], origins.of(node))
-    return {name: new[node] for name, node in results.items()}
 
 
 def forward_results(traced: TracedRun, logged: bool) -> Results:

@@ -14,13 +14,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from sexpgpu.backends.interpreter.dtypes import TORCH_DTYPES
-from sexpgpu.backends.interpreter.execute import Executable
-from sexpgpu.ir import Node, postorder
+from sexpgpu.backends.interpreter.dtypes import TORCH
+from sexpgpu.backends.interpreter.executable import Executable
+from sexpgpu.ir import Node
 from sexpgpu.ops.initial import initial_value
 from sexpgpu.ops.philox import draw_key
-
-LEAVES = ("input", "param", "state", "slot", "gradient", "statistic", "step")
 
 
 @dataclass(frozen=True)
@@ -41,9 +39,8 @@ class Compiled:
     """An executable whose leaves are bound by what they stand for, not by node: passes rebuild nodes."""
 
     def __init__(self, results: dict[str, Node]):
-        self.names = list(results)
         self.executable = Executable(results)
-        self.leaves = [(n, self._source(n)) for n in postorder(results.values()) if n.op in LEAVES]
+        self.sources = [self._source(node) for node in self.executable.leaves]
 
     @staticmethod
     def _source(node: Node) -> tuple[str, str]:
@@ -54,8 +51,8 @@ class Compiled:
         return node.op, node.attrs.get("path", node.attrs.get("name", ""))
 
     def run(self, values: Mapping[tuple[str, str], Any], seed: int, step: int, offset: int = 0) -> dict[str, Any]:
-        bindings = {node: values[source] for node, source in self.leaves}
-        return self.executable.run(bindings, seed=seed, step=step, sample_offset=offset)
+        leaves = [values[source] for source in self.sources]
+        return dict(zip(self.executable.names, self.executable.run_list(leaves, seed, step, offset), strict=True))
 
 
 class InterpreterProgram:
@@ -107,7 +104,7 @@ class InterpreterProgram:
             init, path = inits[name]
             key = draw_key(self.config.seed, path, 0, "init")
             value = initial_value(init.kind, dict(init.settings), shape, key)
-            self.values[name] = torch.from_numpy(np.array(value)).to(TORCH_DTYPES[dtype])
+            self.values[name] = torch.from_numpy(np.array(value)).to(TORCH[dtype])
         self.updates = 0
 
     def state(self) -> dict[str, Any]:
@@ -121,7 +118,6 @@ class InterpreterProgram:
 
     def _leaves(self, batch: Mapping[str, Any], rows: slice | None = None) -> dict[tuple[str, str], Any]:
         values = {self._full[name]: tensor for name, tensor in self.values.items()}
-        values[("step", "")] = torch.tensor(self.updates, dtype=torch.int32)
         for name, array in batch.items():
             tensor = torch.from_numpy(np.ascontiguousarray(array if rows is None else array[rows]))
             if tensor.dtype == torch.float32:

@@ -12,34 +12,40 @@ Whole numbers are decimal digits: no sign, no blank, no `1e6`. A variable set to
     ),
     "E-ENV-002": Entry(
         "setting for a later version",
-        """The setting is known and its value is well formed, but what it asks for is not in this version: training on a GPU or on
-several devices or machines, S3, sending metrics over the network, device memory plans. Nothing was started.
+        """The setting is known and its value is well formed, but what it asks for is not in this version: training on
+a GPU or on several devices or machines, S3, sending metrics over the network, device memory plans. Nothing was
+started.
 
-Unset the variable or leave out the flag. A flag wins over its variable, so `--device cpu` also does it for one run.""",
+Unset the variable or leave out the flag. A flag wins over its variable, so `--device cpu` does it for one run.""",
     ),
     "E-ENV-003": Entry(
         "setting needs another one",
-        """Two settings belong together and one is missing. `--resume latest` searches the checkpoint location, so it needs
-`--checkpoint-dir` or `SEXPGPU_CHECKPOINT_DIR`; a machine's rank needs the number of machines.""",
+        """Two settings belong together and one is missing. `--resume latest` searches the checkpoint location, so it
+needs `--checkpoint-dir` or `SEXPGPU_CHECKPOINT_DIR`; a machine's rank needs the number of machines.""",
     ),
     "E-ENV-005": Entry(
         "unknown metrics target",
-        r"""`--metrics` and `SEXPGPU_METRICS` take `jsonl:<path>`, `stdout`, `syvain` and `syvain:<folder-id>`, several divided by commas.
-A comma that belongs to a path is written `\,`. Without a target no metrics are written.""",
+        r"""`--metrics` and `SEXPGPU_METRICS` take `jsonl:<path>`, `stdout`, `syvain` and `syvain:<folder-id>`, several
+divided by commas. A comma that belongs to a path is written `\\,`. Without a target no metrics are written.""",
     ),
     "E-ENV-006": Entry(
         "command line not understood",
         """There is no such command or option, or one lacks its value. `sexpgpu --help` lists the commands and
 `sexpgpu <command> --help` the options of one.""",
     ),
+    "E-ENV-007": Entry(
+        "no such code",
+        """`sexpgpu explain` was given an error code that does not exist. Codes look like `E-SHAPE-003`; `docs/errors.md`
+lists all of them. To explain an experiment, give the path of its file.""",
+    ),
     "E-ENV-010": Entry(
         "unknown variable",
-        """A warning: a variable begins with `SEXPGPU_` or `FLASHCART_` and is none that SexpGPU reads, so it has no effect.
-Most often it is a misspelling; the message names the nearest variable there is.""",
+        """A warning: a variable begins with `SEXPGPU_` or `FLASHCART_` and is none that SexpGPU reads, so it has no
+effect. Most often it is a misspelling; the message names the nearest variable there is.""",
     ),
     "E-ENV-011": Entry(
         "package missing",
-        """`sexpgpu doctor` did not find a package that SexpGPU needs. Installing SexpGPU with pip brings all of them; a package
-goes missing when it was removed afterwards, or when another Python than the one installed into is running.""",
+        """`sexpgpu doctor` did not find a package that SexpGPU needs. Installing SexpGPU with pip brings all of them; a
+package goes missing when it was removed afterwards, or when another Python than the one installed into is running.""",
     ),
 }

@@ -2,4 +2,75 @@
 
 from sexpgpu.diagnostics.core import Entry
 
-CODES: dict[str, Entry] = {}
+CODES: dict[str, Entry] = {
+    "E-SHAPE-001": Entry(
+        "shapes do not broadcast",
+        "Two tensors are combined element by element. Their axes are matched from the last; two sizes must be equal, or one "
+        "of them 1. Use reshape or expand-dims to line axes up, or broadcast to repeat one.",
+    ),
+    "E-SHAPE-002": Entry(
+        "dtypes differ",
+        "Two tensors of different dtype never mix by themselves. Cast one of them: (cast x f32).",
+    ),
+    "E-SHAPE-003": Entry(
+        "inner dimensions differ",
+        "(matmul a b) sums over the last axis of a and the last but one of b: [m k] by [k n] is [m n]. The message shows "
+        "where both sizes come from. A weight may need (transpose w), or a layer another width.",
+    ),
+    "E-SHAPE-004": Entry(
+        "no such axis",
+        "Axes are counted from 0, or from the end by negative numbers: -1 is the last. Each may be named once.",
+    ),
+    "E-SHAPE-005": Entry(
+        "the number of elements changes",
+        "reshape keeps every element, so the product of the sizes stays; one size may be -1, it is then computed. squeeze "
+        "takes away axes of size 1 only.",
+    ),
+    "E-SHAPE-006": Entry(
+        "an op of floats got another dtype",
+        "Division, means, exponentials and products of matrices are for float tensors: cast integers and bools first, "
+        "(cast x f32). A float bound with an integer tensor needs the cast too.",
+    ),
+    "E-SHAPE-007": Entry(
+        "wrong number of axes",
+        "The op needs a tensor of another rank; the message says which. reshape, expand-dims and squeeze change the rank.",
+    ),
+    "E-SHAPE-008": Entry(
+        "tensors to join differ",
+        "concat joins along one axis; all other axes must have equal sizes.",
+    ),
+    "E-SHAPE-009": Entry(
+        "the slice does not lie in the axis",
+        "slice takes :start … :stop (not included) of one axis. Negative bounds count from the end; :step is 1 or more.",
+    ),
+    "E-SHAPE-010": Entry(
+        "no order of the axes",
+        "The permutation of transpose names every axis once: [0 2 1] swaps the last two of three.",
+    ),
+    "E-SHAPE-011": Entry(
+        "a bool tensor is needed",
+        "Masks and logic take bool tensors, which comparisons give: (> x 0).",
+    ),
+    "E-SHAPE-012": Entry(
+        "indices must be integers",
+        "Indices and labels are i32 or i64 tensors. Declare the field as i32, or (cast x i32).",
+    ),
+    "E-SHAPE-013": Entry(
+        "a size is not a whole number",
+        "Sizes of a shape and counts are integers of 0 or more, known when the file is read. A division that leaves a "
+        "fraction, as (/ 130 4), is the usual cause.",
+    ),
+    "E-SHAPE-014": Entry("too few operands", "The op needs more tensors than it was given."),
+    "E-SHAPE-015": Entry(
+        "an attribute the op does not take",
+        "The value of a keyword is outside what the op accepts; the message says what it takes.",
+    ),
+    "E-SHAPE-016": Entry(
+        "only a scalar has a gradient",
+        "(grad y x) needs a float y with no axes: take (mean y) or (sum y) first.",
+    ),
+    "E-SHAPE-017": Entry(
+        "no gradient by this tensor",
+        "Gradients are by float tensors: fields, parameters, states or (variable x). An integer or bool tensor has none.",
+    ),
+}

@@ -1,0 +1,84 @@
+"""Writes what the docs take from the code: docs/errors.md and the table of docs/environment.md.
+
+`python docs/generate.py` writes; `python docs/generate.py --check` exits 1 and names what is not current.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from pathlib import Path
+
+from sexpgpu.diagnostics.core import CATALOGUE
+from sexpgpu.settings import VARIABLES
+
+DOCS = Path(__file__).resolve().parent
+BEGIN, END = "<!-- variables:begin (docs/generate.py) -->", "<!-- variables:end -->"
+FAMILIES = {
+    "READ": "Reading",
+    "EVAL": "Evaluation",
+    "SHAPE": "Shapes and types",
+    "KNOB": "Knobs",
+    "ENV": "Environment and command line",
+    "DATA": "Data",
+    "MEM": "Memory",
+    "DEV": "Devices",
+    "CKPT": "Checkpoints",
+    "NET": "Network",
+    "RUN": "Runs",
+}
+
+
+def errors() -> str:
+    """The page of all codes."""
+    out = [
+        "# Errors",
+        "",
+        "Written by `docs/generate.py` from `sexpgpu/diagnostics/catalogue/`; change it there. `sexpgpu explain` prints one",
+        "page: `sexpgpu explain E-ENV-001`.",
+    ]
+    for family, module in CATALOGUE.items():
+        codes = import_module(module).CODES
+        if not codes:
+            continue
+        out += ["", f"## {FAMILIES[family]}"]
+        for code in sorted(codes):
+            out += ["", f"### {code}", "", f"**{codes[code].title}.**", "", codes[code].page.strip()]
+    return "\n".join([*out, "", "Related: [contributing](contributing.md), [explain](explain.md).", ""])
+
+
+def variables() -> str:
+    """The table of variables."""
+    rows = ["| variable | flag | default | what it says |", "| --- | --- | --- | --- |"]
+    for v in VARIABLES:
+        rows.append(f"| `{v.name}` | {f'`{v.flag}`' if v.flag else ''} | {v.shown_default} | {v.doc} |")
+    return "\n".join(rows)
+
+
+def environment(text: str) -> str:
+    """The page with its table renewed."""
+    head, rest = text.split(BEGIN)
+    tail = rest.split(END)[1]
+    return f"{head}{BEGIN}\n{variables()}\n{END}{tail}"
+
+
+def pages() -> dict[Path, str]:
+    """Each generated page and what it should hold."""
+    page = DOCS / "environment.md"
+    return {DOCS / "errors.md": errors(), page: environment(page.read_text("utf-8"))}
+
+
+def main(check: bool) -> int:
+    """Write, or compare."""
+    stale = [path for path, text in pages().items() if not path.exists() or path.read_text("utf-8") != text]
+    if check:
+        for path in stale:
+            print(f"docs/{path.name} is not current: run `python docs/generate.py`", file=sys.stderr)
+        return 1 if stale else 0
+    for path in stale:
+        path.write_text(pages()[path], "utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main("--check" in sys.argv[1:]))

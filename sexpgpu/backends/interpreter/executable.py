@@ -1,0 +1,91 @@
+"""A compiled graph: called with values for its leaves, gives its results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from sexpgpu.backends.interpreter.dtypes import TORCH
+from sexpgpu.backends.interpreter.emit import emit
+from sexpgpu.ir import Graph, Node, postorder
+from sexpgpu.ops import table
+from sexpgpu.ops.leaves import BOUND
+from sexpgpu.ops.random import DRAWS, DrawContext
+
+
+class Executable:
+    """The results of a graph as a function of its leaves, on the CPU, without autograd.
+
+    leaves: the nodes to bind (inputs, params, states, statistics), in postorder, without `(step)`, which `run` fills in.
+    A result may be a view of a binding or of another result: copy what must outlive a change of it.
+    """
+
+    def __init__(self, results: Graph | Mapping[str, Node]):
+        self.results: dict[str, Node] = dict(results.results if isinstance(results, Graph) else results)
+        order = postorder(self.results.values())
+        self.leaves: list[Node] = [n for n in order if n.op in BOUND and n.op != "step"]
+        self.samples = next((n.type.shape[0] for n in self.leaves if n.op == "input" and n.type.batch), 0)
+        self.names = list(self.results)
+        steps = [n for n in order if n.op == "step"]
+        self._has_step = bool(steps)
+        self._draws = any(n.op in DRAWS for n in order)
+        source, space = emit(self.results, self.leaves + steps)
+        exec(compile(source, "<sexpgpu graph>", "exec"), space)  # noqa: S102 - our own numbered names, no user text
+        self._program: Callable[[Sequence[Any], DrawContext], tuple[Any, ...]] = space["program"]
+
+    def run(
+        self, bindings: Mapping[Node, torch.Tensor], seed: int = 0, step: int = 0, sample_offset: int = 0
+    ) -> dict[str, torch.Tensor]:
+        """Result name -> tensor. `bindings`: a tensor of the leaf's dtype and shape for each of `leaves`."""
+        values = self.run_list([bindings[leaf] for leaf in self.leaves], seed, step, sample_offset)
+        return dict(zip(self.names, values, strict=True))
+
+    def run_list(
+        self, values: list[torch.Tensor], seed: int = 0, step: int = 0, sample_offset: int = 0
+    ) -> tuple[Any, ...]:
+        """`run` without names: values in the order of `leaves`, results in the order of `names`. `values` is kept as is."""
+        context = self._context(seed, step, sample_offset)
+        if self._has_step:
+            values = [*values, torch.tensor(step, dtype=torch.int32)]
+        with torch.no_grad():
+            return self._program(values, context)
+
+    def walk(
+        self, bindings: Mapping[Node, torch.Tensor], seed: int = 0, step: int = 0, sample_offset: int = 0
+    ) -> Iterator[tuple[Node, list[torch.Tensor], torch.Tensor]]:
+        """Op by op: (node, operand values, value), each through its op's reference; what `replay` searches."""
+        context, ops = self._context(seed, step, sample_offset), table()
+        values: dict[Node, torch.Tensor] = {}
+        for node in postorder(self.results.values()):
+            operands = [values[i] for i in node.inputs]
+            with torch.no_grad():
+                if node.op == "step":
+                    value = torch.tensor(step, dtype=torch.int32)
+                elif node.op in BOUND:
+                    value = bindings[node]
+                else:
+                    extra = [context] if node.op in DRAWS else []
+                    value = ops[node.op].reference(torch, node, [*operands, *extra])
+            values[node] = value
+            yield node, operands, value
+
+    def check(self, bindings: Mapping[Node, torch.Tensor]) -> None:
+        """Every leaf is bound to a tensor of its dtype and shape, or ValueError names it."""
+        for leaf in self.leaves:
+            value = bindings.get(leaf)
+            if value is None or tuple(value.shape) != leaf.type.shape or value.dtype != TORCH[leaf.type.dtype]:
+                got = "nothing" if value is None else f"{value.dtype}{list(value.shape)}"
+                raise ValueError(f"{leaf.op} {leaf.attrs} is {leaf.type}, bound to {got}")
+
+    def _context(self, seed: int, step: int, offset: int) -> DrawContext:
+        return DrawContext(seed, step, offset, self.samples) if self._draws else _NO_DRAWS
+
+
+_NO_DRAWS = DrawContext()
+
+
+def compile_graph(results: Graph | Mapping[str, Node]) -> Executable:
+    """The interpreter's form of a graph."""
+    return Executable(results)

@@ -1,0 +1,113 @@
+"""Long proof of exact resume; not part of the test line. Prints one JSON line a check and a summary.
+
+For every k in 1..59 of a 60-step run: stop at k with `--steps k`, resume, compare the final state's digest with that
+of the run without a stop. Then SIGTERMs and kill -9 at random moments. Shuffling and clipping are on.
+
+    python tests/soak.py [--every 1] [--signals 10] [--seed 0]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+HERE = Path(__file__).parent
+STEPS = 60
+
+
+def program(folder: Path) -> Path:
+    """digits with clipping and 60 steps, slowed by nothing; data beside it."""
+    text = (HERE.parent / "examples" / "digits.lisp").read_text(encoding="utf-8")
+    text = text.replace(":steps 500", f":steps {STEPS}\n  :clip-norm 0.5").replace(":checkpoint-every 100", ":checkpoint-every 7")
+    (folder / "data").mkdir(parents=True)
+    shutil.copy(HERE.parent / "examples" / "data" / "digits.csv.gz", folder / "data")
+    path = folder / "digits.lisp"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def command(file: Path, name: str, *more: str) -> list[str]:
+    base = file.parent
+    return [sys.executable, "-m", "sexpgpu", "run", str(file), "--checkpoint-dir", str(base / name), "--metrics",
+            f"jsonl:{base / name}.jsonl", *more]
+
+
+def run(file: Path, name: str, *more: str) -> int:
+    return subprocess.run(command(file, name, *more), capture_output=True).returncode
+
+
+def digest(file: Path, name: str, step: int = STEPS) -> str:
+    manifest = json.loads((file.parent / name / f"step-{step}" / "manifest.json").read_text(encoding="utf-8"))
+    return manifest["digest"]
+
+
+def records(file: Path, name: str) -> dict[tuple, float]:
+    """(name, split, step) -> value; a repeated record is a failure of the file's contract."""
+    found: dict[tuple, float] = {}
+    for line in (file.parent / f"{name}.jsonl").read_text(encoding="utf-8").splitlines():
+        r = json.loads(line)
+        if r["type"] != "metric" or r["name"].endswith(("-seconds", "per-second")):
+            continue
+        key = (r["name"], r["metadata"].get("split"), r["step"])
+        assert key not in found, f"twice: {key}"
+        found[key] = r["value"]
+    return found
+
+
+def stopped_at(file: Path, k: int) -> bool:
+    name = f"k{k}"
+    first, second = run(file, name, "--steps", str(k)), run(file, name, "--resume", "latest")
+    return first == second == 0 and digest(file, name) == digest(file, "whole")
+
+
+def interrupted(file: Path, name: str, number: int, after: float) -> tuple[bool, int, int]:
+    """Sends a signal `after` seconds into the run, then resumes until it is done."""
+    process = subprocess.Popen(command(file, name), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    time.sleep(after)
+    process.send_signal(number)
+    first = process.wait(60)
+    second = run(file, name, "--resume", "latest")
+    same = second == 0 and digest(file, name) == digest(file, "whole")
+    return same and records(file, name) == records(file, "whole"), first, second
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--every", type=int, default=1)
+    parser.add_argument("--signals", type=int, default=10)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    random.seed(options.seed)
+    failures = 0
+    with tempfile.TemporaryDirectory() as folder:
+        file = program(Path(folder) / "p")
+        start = time.perf_counter()
+        assert run(file, "whole") == 0
+        seconds = time.perf_counter() - start
+        for k in range(1, STEPS, options.every):
+            same = stopped_at(file, k)
+            failures += not same
+            print(json.dumps({"check": "steps", "k": k, "identical": same}), flush=True)
+        for kind in (signal.SIGTERM, signal.SIGKILL):
+            for i in range(options.signals):
+                after = random.uniform(0.2, max(0.5, seconds))
+                same, first, second = interrupted(file, f"{kind.name}{i}", kind, after)
+                failures += not same
+                row = {"check": kind.name, "after": round(after, 3), "exit": first, "resume_exit": second, "identical": same}
+                print(json.dumps(row), flush=True)
+    print(json.dumps({"failures": failures}))
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("PYTHONUNBUFFERED", "1")
+    raise SystemExit(main())
