@@ -17,6 +17,7 @@ from typing import Any
 from sexpgpu import __version__
 from sexpgpu.experiment.load import Loaded, Selection, choose_run, load
 from sexpgpu.experiment.model import Eval, Run
+from sexpgpu.experiment.report import ParameterRow, Report, RunReport
 from sexpgpu.experiment.traced import Entry, TracedRun, trace_eval, trace_run
 from sexpgpu.ir import Node, postorder
 from sexpgpu.ir.text import graph_hash, print_graph
@@ -119,6 +120,26 @@ def flops(results: dict[str, Node]) -> int:
     """Floating operations of one evaluation of the results."""
     ops = table()
     return sum(ops[node.op].cost(node)[0] for node in postorder(results.values()))
+
+
+def explain(file: str, run: str | None, selection: Selection) -> Report:
+    """What a file means: knobs, runs, parameters, costs and graphs, without data and without torch."""
+    loaded = load(file, selection)
+    names = [run] if run is not None else list(loaded.experiment.runs)
+    return Report(loaded.experiment, tuple(_explain_run(loaded, choose_run(loaded.experiment, name)) for name in names))
+
+
+def _explain_run(loaded: Loaded, run: Run) -> RunReport:
+    traced = train_graph(loaded, run)
+    check_evals(loaded, run, traced)
+    results = graph_results(traced)
+    step = whole_step(traced, logged=False)
+    rows = tuple(
+        ParameterRow(name, spec.shape, spec.dtype, spec.kind == "state", spec.span.place if spec.span else "", str(spec.init))
+        for name, spec in (traced.params | traced.states).items()
+    )
+    nodes = len(postorder(step.values()))
+    return RunReport(run.name, rows, flops(step), nodes, graph_hash(results), print_graph(results), traced.tap_names, traced.warnings)
 
 
 def program(staged: Stages, device: str, threads: int | None) -> Any:

@@ -1,4 +1,6 @@
-"""Philox 4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011) in NumPy: the same bits everywhere.
+"""Philox 4x32-10 in NumPy: the same bits everywhere.
+
+Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
 
 A key is 64 bits of SHA-256(seed, path, draw number, kind); a counter is (block index, step), 64 bits each.
 """

@@ -48,7 +48,7 @@ def _count_problem(old: TensorType, sizes: list[int] | tuple[int, ...]) -> OpPro
 
 
 def _infer_reshape(types: Types, attrs: Attrs) -> TensorType:
-    """Keeps the batch mark while samples stay the leading factor: order is row-major, so they do unless axis 0 is recut."""
+    """Keeps the batch mark while samples stay the leading factor of the row-major order."""
     old, shape = types[0], attrs["shape"]
     if prod(shape) != old.size:
         raise _count_problem(old, shape)

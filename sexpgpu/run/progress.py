@@ -79,7 +79,7 @@ def line_of(event: Any) -> str:
             return f"step {event.step}  eval {event.name}: {numbers(event.metrics)}"
         case Saved():
             suspect = "" if event.health == "healthy" else f" ({event.health})"
-            return f"step {event.step}  saved {printable(event.location)}{suspect}"
+            return f"step {event.step}  saved {printable(event.location)}/step-{event.step}{suspect}"
         case Warned():
             return render(event.diagnostic)
         case Annotation():

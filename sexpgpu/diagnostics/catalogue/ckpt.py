@@ -2,4 +2,204 @@
 
 from sexpgpu.diagnostics.core import Entry
 
-CODES: dict[str, Entry] = {}
+CODES: dict[str, Entry] = {
+    "E-CKPT-001": Entry(
+        "no checkpoint there",
+        """\
+`--resume` names a path that is no checkpoint.
+
+Why: A checkpoint is a folder step-<n> with a manifest.json; a location holds several.
+
+Wrong:
+    --resume checkpoints
+
+Right:
+    --resume checkpoints/step-100
+    --resume latest --checkpoint-dir checkpoints
+""",
+    ),
+    "E-CKPT-002": Entry(
+        "checkpoint not whole",
+        """\
+A file of the checkpoint is missing, cut or changed.
+
+Why: Sizes and SHA-256 of the manifest do not agree with the files, so nothing of it is used.
+
+Wrong:
+    --resume checkpoints/step-100   # its file was cut
+
+Right:
+    --resume latest --checkpoint-dir checkpoints
+""",
+    ),
+    "E-CKPT-003": Entry(
+        "unknown checkpoint format",
+        """\
+The manifest has a format number that this version does not know.
+
+Why: A newer version wrote it.
+
+Wrong:
+    an old sexpgpu with a new checkpoint
+
+Right:
+    the version that wrote it
+""",
+    ),
+    "E-CKPT-004": Entry(
+        "latest of what?",
+        """\
+`--resume latest` needs a checkpoint location.
+
+Why: The newest checkpoint is looked for there and nowhere else.
+
+Wrong:
+    --resume latest
+
+Right:
+    --resume latest --checkpoint-dir checkpoints
+""",
+    ),
+    "E-CKPT-005": Entry(
+        "location not readable",
+        """\
+The checkpoint location cannot be listed.
+
+Why: Starting anew when checkpoints may be there would hide them.
+
+Wrong:
+    a folder without read permission
+
+Right:
+    chmod u+rx checkpoints
+""",
+    ),
+    "E-CKPT-006": Entry(
+        "only suspect checkpoints",
+        """\
+Every whole checkpoint of the location holds a number that is not finite.
+
+Why: Going on from one would most likely fail at once.
+
+Wrong:
+    --resume latest
+
+Right:
+    --resume checkpoints/step-100   # if you know why it is so
+""",
+    ),
+    "E-CKPT-007": Entry(
+        "location of another run",
+        """\
+The location holds checkpoints of another run.
+
+Why: Two runs in one location would overwrite each other.
+
+Wrong:
+    --checkpoint-dir checkpoints   # twice
+
+Right:
+    --checkpoint-dir 'checkpoints/{slug}'
+    --checkpoint-dir checkpoints --resume latest
+""",
+    ),
+    "E-CKPT-008": Entry(
+        "forks come later",
+        """\
+The run would go on from a checkpoint of one location and save in another.
+
+Why: That starts a second history, which this version does not keep yet.
+
+Wrong:
+    --resume a/step-10 --checkpoint-dir b
+
+Right:
+    --resume a/step-10 --checkpoint-dir a
+""",
+    ),
+    "E-CKPT-009": Entry(
+        "newer checkpoints exist",
+        """\
+The location has newer checkpoints than the one to resume from.
+
+Why: Steps would be made twice with different numbers in one history.
+
+Wrong:
+    --resume a/step-10 --checkpoint-dir a   # there is a/step-20
+
+Right:
+    --resume latest --checkpoint-dir a
+    --resume a/step-10   # saves nothing
+""",
+    ),
+    "E-CKPT-010": Entry(
+        "location not writable",
+        """\
+The checkpoint location cannot be made or written.
+
+Why: It is found before the first step rather than after the last.
+
+Wrong:
+    --checkpoint-dir /root/x
+
+Right:
+    --checkpoint-dir checkpoints
+""",
+    ),
+    "E-CKPT-011": Entry(
+        "location in use",
+        """\
+A run that is still alive writes to this location.
+
+Why: One location has one writer.
+
+Wrong:
+    two runs with --checkpoint-dir checkpoints at once
+
+Right:
+    --checkpoint-dir 'checkpoints/{slug}'
+""",
+    ),
+    "E-CKPT-012": Entry(
+        "checkpoint not written",
+        """\
+Writing a checkpoint failed, often because the disk is full.
+
+Why: The older checkpoints are as they were. In the middle of a run this is a warning; at its end it is exit code 3.
+
+Wrong:
+    a full disk
+
+Right:
+    room on it, or fewer kept: :keep 1
+""",
+    ),
+    "E-CKPT-020": Entry(
+        "checkpoint of another program",
+        """\
+Names, shapes or types of tensors differ, or the run's name.
+
+Why: The weights have no place in this program.
+
+Wrong:
+    resume after hidden was changed from 128 to 256
+
+Right:
+    --set hidden=128, or a new location
+""",
+    ),
+    "E-CKPT-021": Entry(
+        "the trajectory would change",
+        """\
+The checkpoint fits, but graph, data, optimizer, seed or the like differ from those that it was made with.
+
+Why: The numbers after it would not be those of the run it belongs to; that may be wanted, but must be said.
+
+Wrong:
+    --resume latest --set lr=1e-4
+
+Right:
+    --resume latest --set lr=1e-4 --accept
+""",
+    ),
+}

@@ -69,6 +69,10 @@ CODES: dict[str, Entry] = {
         "only a scalar has a gradient",
         "(grad y x) needs a float y with no axes: take (mean y) or (sum y) first.",
     ),
+    "E-SHAPE-020": Entry(
+        "nothing to differentiate",
+        "(grad y x) takes a float scalar y and a float tensor x: a field, a parameter, a state or (variable x).",
+    ),
     "E-SHAPE-017": Entry(
         "no gradient by this tensor",
         "Gradients are by float tensors: fields, parameters, states or (variable x). An integer or bool tensor has none.",

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from sexpgpu.diagnostics import fail
+from sexpgpu.diagnostics import SexpError, fail
 from sexpgpu.run.checkpoints.manifest import NAME, Manifest, Torn, read_manifest, verify
 from sexpgpu.run.slug import head_of, stamp_of
 from sexpgpu.run.storage import resolve
@@ -175,3 +175,17 @@ def _refuse_fork(found: Found, location: Path) -> None:
         fail("E-CKPT-009", f"{location} has newer checkpoints, up to step {newer[0].manifest.step}; going on from step "
              f"{found.manifest.step} would mix two histories",
              help=("--resume latest goes on from the newest", "without --checkpoint-dir nothing is saved"))
+
+
+def stored_threads(wanted: Wanted) -> int | None:
+    """The thread count a resume re-uses, for whoever must set it before torch is imported.
+
+    None at a first start, and where `choose` fails: `session.execute` says why, in its own turn.
+    """
+    if wanted.resume is None:
+        return None
+    try:
+        found = choose(wanted).found
+    except SexpError:
+        return None
+    return found.manifest.threads if found is not None else None

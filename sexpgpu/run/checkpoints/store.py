@@ -26,8 +26,8 @@ DTYPES = {"F64": "f64", "F32": "f32", "F16": "f16", "BF16": "bf16", "I64": "i64"
           "U8": "u8", "U16": "u16", "BOOL": "bool"}
 
 
-def save(store: FileStore, state: Mapping[str, torch.Tensor], manifest: Manifest, keep: int) -> Path:
-    """Writes `<location>/step-<n>` durably and prunes to `keep`; returns its folder.
+def save(store: FileStore, state: Mapping[str, torch.Tensor], manifest: Manifest, keep: int) -> str:
+    """Writes `<location>/step-<n>` durably and prunes to `keep`; returns its health.
 
     `digest`, `health` and `files` of the manifest are filled in here. Raises E-CKPT-012 (exit 3); then nothing that
     was there before has changed.
@@ -40,14 +40,14 @@ def save(store: FileStore, state: Mapping[str, torch.Tensor], manifest: Manifest
         path = stage / NAME
         path.write_text(filled.to_json(), encoding="utf-8")
         sync_file(path)
-        folder = store.publish(stage, manifest.step)
+        store.publish(stage, manifest.step)
     except (OSError, SafetensorError) as error:
         if stage is not None:
             shutil.rmtree(stage, ignore_errors=True)
         raise problem("E-CKPT-012", f"the checkpoint of step {manifest.step} in {store.root} could not be written: "
                       f"{getattr(error, 'strerror', None) or error}", exit_code=3) from None
     prune(store, manifest.run_id, keep)
-    return folder
+    return filled.health
 
 
 def prune(store: FileStore, run_id: str, keep: int) -> None:

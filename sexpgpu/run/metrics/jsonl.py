@@ -29,6 +29,7 @@ class JsonlTarget:
         self._there: set[tuple[Any, ...]] = set()
         self._created = not self.path.exists()
         self._written = False
+        self._cut: int | None = None  # where a torn last line begins; cut at the first write, not before
         self._fd = self._open()
         try:
             self._regular = stat.S_ISREG(os.fstat(self._fd).st_mode)
@@ -46,6 +47,9 @@ class JsonlTarget:
             return
         line = line_of({**record, "seq": self._seq})
         try:
+            if self._cut is not None:
+                os.ftruncate(self._fd, self._cut)
+                self._cut = None
             wrote = os.write(self._fd, line)
             if wrote != len(line):
                 if self._regular:  # a full disk: leave no half line
@@ -89,7 +93,7 @@ class JsonlTarget:
                  help="wait for it, stop it, or name another file")
 
     def _read_back(self) -> None:
-        """Cuts a torn last line, then learns what this run has already said."""
+        """Finds a torn last line and learns what this run has already said."""
         size, cut = os.fstat(self._fd).st_size, 0
         with open(self.path, "rb") as file:
             for number, line in enumerate(file, 1):
@@ -101,7 +105,7 @@ class JsonlTarget:
                 return
         if cut == 0 and size and not line.startswith(b'{"type":'):
             self._not_ours(1)
-        os.ftruncate(self._fd, cut)
+        self._cut = cut
 
     def _take(self, number: int, line: bytes) -> None:
         try:

@@ -1,0 +1,273 @@
+"""The evaluator: holds one program's modules, budget, call stack and hooks, and turns mistakes into diagnostics."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable as PyCallable
+from dataclasses import replace
+from typing import Any, NoReturn
+
+from sexpgpu.diagnostics import Diagnostic, Related, SexpError, SexpErrors, problem, suggestion
+from sexpgpu.forms import Form, ListForm, Symbol
+from sexpgpu.lisp.budget import Budget
+from sexpgpu.lisp.builtins import BUILTINS
+from sexpgpu.lisp.compile import TAIL, Code, Compiler, Template
+from sexpgpu.lisp.modules import File, Loader
+from sexpgpu.lisp.parameters import bind_arguments, check_count, parse_parameters
+from sexpgpu.lisp.scope import Env, Module, Scope
+from sexpgpu.lisp.special import TABLE
+from sexpgpu.lisp.values import NIL, Callable, Closure, KnobBool, Native, Tensor, kind_of, knobs_of, show, truthy
+from sexpgpu.source import Span
+
+MAX_CALLS = 1_000  # calls within calls; a tail call is not within anything
+HOST_FRAMES = 60_000  # Python's frames for them: a deep expression in each of a thousand calls
+
+SpecialFunction = PyCallable[["Evaluator", ListForm, Env], Any]
+
+
+class Evaluator:
+    """Evaluates one program. `specials` and `natives` add to the language; natives win over builtins of the name."""
+
+    def __init__(self, loader: Loader, limit: int = 10_000_000, specials: dict[str, SpecialFunction] | None = None,
+                 natives: dict[str, Callable] | None = None):
+        self.loader = loader
+        self.budget = Budget(limit)
+        self.specials = dict(specials or {})
+        self.builtins: dict[str, Any] = {**BUILTINS, **(natives or {})}
+        self.reserved = frozenset(TABLE)
+        self.compiler = Compiler(self, TABLE)
+        self.stack: list[tuple[Callable, Form | Span | None]] = []
+        self.tail: tuple[Any, list, dict[str, Any], Form] | None = None
+        self.trace: Any = None
+        self.on_decide: PyCallable[[Any, Any], None] | None = None
+        self.tensor_op: PyCallable[[str, list, dict[str, Any], Span | None], Any] | None = None
+        self.gensyms = 0
+        self.top = self.budget.cell("top level", None)
+        self.main = self._module(loader.main, True)
+        self._codes: dict[tuple[int, int], tuple[Form, Scope, Code, int]] = {}
+        # Lisp frames are Python frames, which Python 3.11 keeps off the C stack; the guard is MAX_CALLS, not this
+        sys.setrecursionlimit(max(sys.getrecursionlimit(), HOST_FRAMES))
+
+    # ---------------------------------------------------------------- entry points
+
+    def _module(self, file: File, main: bool) -> Module:
+        module = Module(file.name, file.source, self.builtins, self.reserved, main=main, library=file.library)
+        module.specials = self.specials
+        return module
+
+    def load_main(self) -> Env:
+        """Evaluate the main file's forms in order."""
+        self._run(self.main, self.loader.main.forms)
+        return self.main.env
+
+    def load_file(self, file: File) -> Module:
+        """Evaluate one imported file in a module of its own."""
+        module = self._module(file, False)
+        self._run(module, file.forms)
+        return module
+
+    def _run(self, module: Module, forms: list[Form]) -> None:
+        for form in forms:
+            code, cost = self.compiler.compile(form, module.env.scope, self.top)
+            self._pay(cost, form)
+            self._guarded(code, module.env, form)
+
+    def eval(self, form: Form, env: Env) -> Any:
+        """The value of a form in a scope. Compiled once for each form and scope."""
+        key = (id(form), id(env.scope))
+        known = self._codes.get(key)
+        if known is None or known[0] is not form or known[1] is not env.scope:
+            code, cost = self.compiler.compile(form, env.scope, self.top)
+            known = self._codes[key] = (form, env.scope, code, cost)
+        self._pay(known[3], form)
+        return self._guarded(known[2], env, form)
+
+    def _guarded(self, code: Code, env: Env, form: Form) -> Any:
+        height = len(self.stack)
+        try:
+            return code(env)
+        except RecursionError:
+            raise self._too_deep(form) from None
+        finally:
+            del self.stack[height:]
+
+    def call(self, function: Any, args: list, kwargs: dict[str, Any] | None = None, span: Form | Span | None = None) -> Any:
+        """Call any function value; `span` (or the calling form) is what messages point at."""
+        if type(function) is Closure:
+            return self.call_closure(function, args, kwargs or {}, span)
+        return self.call_other(function, args, kwargs or {}, span)
+
+    def call_other(self, function: Any, args: list, kwargs: dict[str, Any], form: Form | Span | None) -> Any:
+        """A call of what is no closure: natives, layers, and mistakes."""
+        if not isinstance(function, Callable):
+            raise self.error("E-EVAL-002", f"{_called(form)}{kind_of(function)}, which cannot be called: {show(function, 40)}", form)
+        try:
+            return function.call(self, args, kwargs, _span(form))
+        except SexpError as mistake:
+            raise self.locate(mistake, form) from None
+
+    def call_closure(self, function: Closure, args: list, kwargs: dict[str, Any], form: Form | Span | None) -> Any:
+        """Bind and run; goes on with the tail calls of the body instead of nesting them."""
+        stack, budget = self.stack, self.budget
+        if len(stack) >= MAX_CALLS:
+            raise self._too_deep(form)
+        stack.append((function, form))
+        try:
+            while True:
+                template = function.template
+                if template.code is None:
+                    template.prepare(self)
+                if template.simple and not kwargs:
+                    names = template.parameters.required
+                    if len(args) != len(names):
+                        self._mismatch(function, args, form)
+                    env = Env(dict(zip(names, args)), function.env, template.scope)  # noqa: B905 - lengths are checked
+                else:
+                    env = self._bind(function, template, args, kwargs, form)
+                budget.left -= template.cost
+                template.cell[0] += template.cost
+                if budget.left < 0:
+                    self.over(form)
+                value = template.code(env)
+                if value is not TAIL:
+                    return value
+                function, args, kwargs, form = self.tail  # type: ignore[misc]
+                stack[-1] = (function, form)
+        except RecursionError:
+            raise self._too_deep(form) from None
+        finally:
+            stack.pop()
+
+    def _mismatch(self, function: Closure, args: list, form: Form | Span | None) -> NoReturn:
+        count = len(function.template.parameters.required)
+        self.stack.pop()
+        try:
+            check_count(function, len(args), count, count)
+        except SexpError as mistake:
+            raise self.locate(mistake, form) from None
+        finally:
+            self.stack.append((function, form))
+        raise AssertionError("unreachable")
+
+    def _bind(self, function: Closure, template: Template, args: list, kwargs: dict[str, Any], form: Any) -> Env:
+        try:
+            bound = bind_arguments(function, template.parameters, args, kwargs)
+        except SexpError as mistake:
+            raise self.locate(mistake, form) from None
+        if template.parameters.rest:
+            self.spend(4 * len(bound[template.parameters.rest]), form)
+        env = Env(bound, function.env, template.scope)
+        for name, code, cost in template.defaults:
+            if name not in bound:
+                self._pay(cost, form)
+                bound[name] = code(env)
+        return env
+
+    def make_closure(self, name: str, params_form: Form, body_forms: tuple[Form, ...], env: Env,
+                     span: Span | None = None) -> Closure:
+        """A function from its parts, as `defun` makes one; for forms that are registered from outside."""
+        return Closure(Template(self, name, parse_parameters(params_form), tuple(body_forms), env.scope, span), env)
+
+    # ---------------------------------------------------------------- decisions
+
+    def test(self, value: Any, form: Form) -> bool:
+        """Whether a value counts as true in `if` and its kin; a tensor has no value to ask for."""
+        if isinstance(value, Tensor):
+            raise self.error("E-EVAL-009", f"`{_head(form)}` decides while the program is built, and a tensor has its value "
+                             "only when the program runs", form,
+                             help="choose element by element with `(where condition then else)`")
+        if value is not True and value is not False:
+            self.decide(value, form)
+        return truthy(value)
+
+    def decide(self, value: Any, form: Any) -> None:
+        """Report that the structure of the program depends on a value that came from knobs."""
+        if self.on_decide is not None and knobs_of(value):
+            self.on_decide(value, form)
+
+    # ---------------------------------------------------------------- budget
+
+    def _pay(self, units: int, form: Any) -> None:
+        self.budget.left -= units
+        self.top[0] += units
+        if self.budget.left < 0:
+            self.over(form)
+
+    def spend(self, units: int, form: Any = None) -> None:
+        """Take units; `form` is the form, span or name of the builtin that spends them."""
+        budget = self.budget
+        budget.left -= units
+        budget.natives[form if isinstance(form, str) else _head(form)] += units
+        if budget.left < 0:
+            self.over(None if isinstance(form, str) else form)
+
+    def over(self, form: Any) -> NoReturn:
+        """The budget is used up: the form, the calls that led to it and who spent most."""
+        spenders = [f"spent most: `{name}`{f' ({place})' if place else ''}: {units:,} units"
+                    for units, name, place in self.budget.largest()]
+        raise self.error("E-EVAL-041", f"evaluation needs more than {self.budget.limit:,} units", form,
+                         notes=[*self._calls(), *spenders],
+                         help="look for a loop or list that grows without end; a program that needs more sets "
+                              "SEXPGPU_EVAL_LIMIT")
+
+    def _calls(self) -> list[str]:
+        shown = [f"called by: `{f.name}`{f' at {s.place}' if (s := _span(form)) else ''}" for f, form in reversed(self.stack)]
+        return shown if len(shown) <= 8 else [*shown[:4], f"… {len(shown) - 8:,} more calls …", *shown[-4:]]
+
+    def _too_deep(self, form: Any) -> SexpError:
+        return self.error("E-EVAL-042", f"calls nest deeper than {MAX_CALLS:,}", form, notes=self._calls(),
+                          help="make the recursive call the last thing the function does, or use `dotimes`, `mapcar` or `reduce`")
+
+    # ---------------------------------------------------------------- mistakes
+
+    def suggest_name(self, name: str, known: set[str]) -> tuple[str, ...]:
+        """A guess for an unknown name, or where to look; never a list of everything."""
+        helps = suggestion(name, known)
+        return helps if helps and helps[0].startswith("did you mean") else (
+            "define it, import the module that has it, or check its spelling",)
+
+    def error(self, code: str, message: str, form_or_span: Form | Span | None = None, **facts: Any) -> SexpError:
+        """A mistake at a form: with its macro trail, and with the user's own call first if the form is the library's."""
+        return self.locate(problem(code, message, _span(form_or_span), **facts), form_or_span)
+
+    def locate(self, mistake: SexpError, form: Form | Span | None) -> SexpError:
+        """Give a mistake the place and trail of the form it happened in, once."""
+        if getattr(mistake, "located", False) or isinstance(mistake, SexpErrors):
+            return mistake
+        d = mistake.diagnostic
+        span = d.span or _span(form)
+        related = list(d.related)
+        for expansion in getattr(form, "trail", ()) if isinstance(form, Form) else ():
+            related.append(Related(expansion.span, f"expanded from macro `{expansion.macro}` here"))
+        made = SexpError(self._users_call_first(replace(d, span=span, related=tuple(related))))
+        if made.diagnostic.span is not None:
+            made.located = True  # type: ignore[attr-defined]
+        return made
+
+    def _users_call_first(self, d: Diagnostic) -> Diagnostic:
+        if d.span is None or not self.loader.is_library(d.span.source):
+            return d
+        for function, form in reversed(self.stack):
+            span = _span(form)
+            if span is not None and not self.loader.is_library(span.source):
+                inside = Related(d.span, f"in the library, inside `{function.name}`")
+                return replace(d, span=span, label=f"in this call of `{function.name}`", related=(inside, *d.related))
+        return d
+
+
+def _span(form: Any) -> Span | None:
+    return form if isinstance(form, Span) else getattr(form, "span", None)
+
+
+def _head(form: Any) -> str:
+    if isinstance(form, ListForm):
+        return form.head() or "list"
+    return form.name if isinstance(form, Symbol) else "other"
+
+
+def _called(form: Any) -> str:
+    head = form.items[0] if isinstance(form, ListForm) and form.items else None
+    return f"`{head.name}` is " if isinstance(head, Symbol) else "this is "
+
+
+__all__ = ["NIL", "Evaluator", "KnobBool", "Native"]
