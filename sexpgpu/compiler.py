@@ -20,7 +20,7 @@ from sexpgpu.experiment.model import Eval, Run
 from sexpgpu.experiment.report import ParameterRow, Report, RunReport
 from sexpgpu.experiment.traced import Entry, TracedRun, trace_eval, trace_run
 from sexpgpu.ir import Node, postorder
-from sexpgpu.ir.text import graph_hash, print_graph
+from sexpgpu.ir.text import graph_hash, graph_text
 from sexpgpu.ops import table
 from sexpgpu.passes.precision import apply_precision
 from sexpgpu.passes.simplify import simplify
@@ -139,7 +139,7 @@ def _explain_run(loaded: Loaded, run: Run) -> RunReport:
         for name, spec in (traced.params | traced.states).items()
     )
     nodes = len(postorder(step.values()))
-    return RunReport(run.name, rows, flops(step), nodes, graph_hash(results), print_graph(results), traced.tap_names, traced.warnings)
+    return RunReport(run.name, rows, flops(step), nodes, graph_hash(results), graph_text(results), traced.tap_names, traced.warnings)
 
 
 def program(staged: Stages, device: str, threads: int | None) -> Any:
@@ -161,5 +161,5 @@ def versions() -> dict[str, str]:
 
 __all__ = [
     "BACKENDS", "Eval", "Loaded", "Selection", "Stages", "check_evals", "choose_run", "flops", "graph_results", "label_bounds", "load",
-    "print_graph", "program", "stages", "train_graph", "trajectory", "versions",
+    "program", "stages", "train_graph", "trajectory", "versions",
 ]

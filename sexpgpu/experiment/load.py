@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from sexpgpu.diagnostics import SexpError, SexpErrors, problem, suggestion
@@ -14,6 +15,7 @@ from sexpgpu.forms import Form, ListForm, Symbol
 from sexpgpu.lisp import tensors
 from sexpgpu.lisp.evaluator import Evaluator
 from sexpgpu.lisp.modules import Loader
+from sexpgpu.lisp.scope import Module
 from sexpgpu.lisp.values import with_knobs
 
 
@@ -85,7 +87,7 @@ class _Forms:
 
 def load(path: str, selection: Selection, stdlib: str | None = None) -> Loaded:
     """The experiment of a file. Raises coded errors; opens nothing but the file and its imports."""
-    loader = Loader(path, stdlib) if stdlib else Loader(path)
+    loader = Loader(path, Path(stdlib)) if stdlib else Loader(path)
     forms = _Forms(folder_of(path))
     op_natives = tensors.natives()
     specials = {name: getattr(forms, name) for name in ("defknob", "defvariant", "defdata", "defeval", "defrun")}
@@ -97,9 +99,9 @@ def load(path: str, selection: Selection, stdlib: str | None = None) -> Loaded:
     decided: dict[str, list[str]] = {}
     ev.on_decide = lambda value, form: _decide(decided, value, form)
 
-    files = loader.files()
+    files = [file.forms for file in loader.all_files()]
     knobs, variants = collect(ev, files)
-    forms.knobs = resolve(ev, knobs, variants, selection.variant, parse_sets(list(selection.sets)), ev.builtin_env())
+    forms.knobs = resolve(ev, knobs, variants, selection.variant, parse_sets(list(selection.sets)), _builtins_only(ev))
     ev.provenance.knob_places = {k.name: f"{k.source}{' ' + k.via if k.source == 'variant' else ''}, {k.place}" for k in forms.knobs.values()}
     ev.load_main()
 
@@ -109,6 +111,11 @@ def load(path: str, selection: Selection, stdlib: str | None = None) -> Loaded:
     texts = tuple(SourceText(name, text) for name, text in loader.texts)
     experiment = Experiment(path, texts, final | overrides, forms.sources, run_table, evals, selection.variant)
     return Loaded(experiment, ev)
+
+
+def _builtins_only(ev: Evaluator) -> Any:
+    """A scope that sees the language and no file: where knobs are computed, before any file is evaluated."""
+    return Module("knobs", ev.main.source, ev.builtins, ev.reserved, main=True).env
 
 
 def choose_run(experiment: Experiment, name: str | None) -> Run:

@@ -23,7 +23,7 @@ TYPE_NAMES = ("f32", "f64", "bf16", "f16", "tf32", "i32", "i64", "u8", "u16", "b
 
 
 class KnobInt(int):
-    __slots__ = ("knobs",)
+    knobs: frozenset[str]
 
 
 class KnobBool(int):

@@ -23,6 +23,7 @@ FAMILIES = (
     "sexpgpu.ops.index",
     "sexpgpu.ops.contract",
     "sexpgpu.ops.normalise",
+    "sexpgpu.ops.attention",
     "sexpgpu.ops.random",
 )
 

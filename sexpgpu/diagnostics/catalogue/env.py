@@ -26,7 +26,7 @@ needs `--checkpoint-dir` or `SEXPGPU_CHECKPOINT_DIR`; a machine's rank needs the
     "E-ENV-005": Entry(
         "unknown metrics target",
         r"""`--metrics` and `SEXPGPU_METRICS` take `jsonl:<path>`, `stdout`, `syvain` and `syvain:<folder-id>`, several
-divided by commas. A comma that belongs to a path is written `\\,`. Without a target no metrics are written.""",
+divided by commas. A comma that belongs to a path is written `\,`. Without a target no metrics are written.""",
     ),
     "E-ENV-006": Entry(
         "command line not understood",
@@ -46,6 +46,6 @@ effect. Most often it is a misspelling; the message names the nearest variable t
     "E-ENV-011": Entry(
         "package missing",
         """`sexpgpu doctor` did not find a package that SexpGPU needs. Installing SexpGPU with pip brings all of them; a
-package goes missing when it was removed afterwards, or when another Python than the one installed into is running.""",
+package goes missing when it was removed afterwards, or when another Python than that one is running.""",
     ),
 }

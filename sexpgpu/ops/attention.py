@@ -1,0 +1,157 @@
+"""Scaled dot-product attention and normalization: one pass each forward; gradients in IR ops, to any order."""
+
+from __future__ import annotations
+
+from math import sqrt
+from typing import Any
+
+from sexpgpu.ir import Node, TensorType
+from sexpgpu.ops.definition import Lowering, Op, OpProblem, Parameter, build
+from sexpgpu.ops.helpers import (
+    Attrs,
+    Types,
+    add,
+    axes_of,
+    mul,
+    per_input,
+    require_float,
+    same_dtype,
+    sub,
+    total,
+    traffic,
+    where,
+)
+
+Canonical = tuple[tuple[Node, ...], Attrs]
+
+
+def _canonical_attend(inputs: tuple[Node, ...], attrs: Attrs) -> Canonical:
+    q = inputs[0].type
+    if q.rank < 2 or not q.shape[-1]:
+        raise OpProblem("E-SHAPE-007", f"attend: queries need 2 axes or more, got {q}")
+    scale = 1.0 / sqrt(q.shape[-1]) if attrs["scale"] is None else float(attrs["scale"])
+    return inputs, {"causal": bool(attrs["causal"]), "scale": scale}
+
+
+def _infer_attend(types: Types, attrs: Attrs) -> TensorType:
+    same_dtype("attend", types)
+    require_float("attend", *types)
+    q, k, v = types
+    for name, t in (("keys", k), ("values", v)):
+        if t.rank != q.rank:
+            raise OpProblem("E-SHAPE-007", f"attend: queries {q} and {name} {t} differ in their number of axes")
+    for number, t in ((1, k), (2, v)):
+        for axis in range(q.rank - 2):
+            if t.shape[axis] != q.shape[axis]:
+                clash = ((0, axis), (number, axis))
+                raise OpProblem("E-SHAPE-001", f"attend: axes differ: {q.shape[axis]} and {t.shape[axis]}", clash)
+    last, place = q.rank - 1, q.rank - 2
+    if q.shape[last] != k.shape[last]:
+        clash = ((0, last), (1, last))
+        raise OpProblem("E-SHAPE-003", f"attend: inner dimensions differ: {q.shape[last]} and {k.shape[last]}", clash)
+    if k.shape[place] != v.shape[place]:
+        clash = ((1, place), (2, place))
+        raise OpProblem("E-SHAPE-001", f"attend: keys and values differ: {k.shape[place]} and {v.shape[place]}", clash)
+    if attrs["causal"] and q.shape[place] != k.shape[place]:
+        clash = ((0, place), (1, place))
+        raise OpProblem("E-SHAPE-001", f"attend: causal needs as many queries as keys, got {q} and {k}", clash)
+    return TensorType(q.dtype, (*q.shape[:-1], v.shape[-1]), q.batch)
+
+
+def _attend(torch: Any, node: Node, args: list[Any]) -> Any:
+    """In bf16 and f16 the weights and sums are f32, and the result is rounded once."""
+    dtype = args[0].dtype
+    q, k, v = (x.float() for x in args) if node.type.dtype in ("bf16", "f16") else args
+    causal, scale = node.attrs["causal"], node.attrs["scale"]
+    out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale)
+    return out.to(dtype)
+
+
+def _attend_vjp(node: Node, ct: Node) -> tuple[Node | None, ...]:
+    q, k, v = node.inputs
+    scale, size = node.attrs["scale"], k.type.shape[-2]
+    scores = mul(build("matmul", q, build("transpose", k)), scale)
+    if node.attrs["causal"]:
+        column = build("iota", count=size)
+        seen = build(">=", build("reshape", column, shape=(size, 1)), column)
+        scores = where(seen, scores, float("-inf"))
+    weights = build("softmax", scores)
+    by_weights = build("matmul", ct, build("transpose", v))
+    inner = total(mul(by_weights, weights), (scores.type.rank - 1,), keep=True)
+    by_scores = mul(mul(weights, sub(by_weights, inner)), scale)
+    return (
+        build("matmul", by_scores, k),
+        build("matmul", build("transpose", by_scores), q),
+        build("matmul", build("transpose", weights), ct),
+    )
+
+
+def _attend_cost(node: Node) -> tuple[int, int]:
+    q, k, v = (i.type for i in node.inputs)
+    pairs = q.size // max(1, q.shape[-1]) * k.shape[-2] // (2 if node.attrs["causal"] else 1)
+    return (pairs * (2 * q.shape[-1] + 2 * v.shape[-1] + 12), traffic(node))
+
+
+def _canonical_normalize(inputs: tuple[Node, ...], attrs: Attrs) -> Canonical:
+    eps = float(attrs["eps"])
+    if not eps >= 0.0:
+        raise OpProblem("E-SHAPE-015", f"normalize: :eps must be 0 or more, got {eps}")
+    axis = axes_of("normalize", attrs["axis"], inputs[0].type.rank)
+    return inputs, {"axis": axis, "eps": eps, "center": bool(attrs["center"])}
+
+
+def _infer_normalize(types: Types, attrs: Attrs) -> TensorType:
+    require_float("normalize", types[0])
+    return types[0]
+
+
+def _normalize(torch: Any, node: Node, args: list[Any]) -> Any:
+    x, axes, eps = args[0], node.attrs["axis"], node.attrs["eps"]
+    if node.attrs["center"]:
+        if axes and axes == tuple(range(x.dim() - len(axes), x.dim())):
+            return torch.nn.functional.layer_norm(x, [x.shape[a] for a in axes], eps=eps)
+        x = x - x.mean(axes, True)
+    return x * torch.rsqrt((x * x).mean(axes, True) + eps)
+
+
+def _normalize_vjp(node: Node, ct: Node) -> tuple[Node | None, ...]:
+    """With r = rsqrt(var + eps): r · (ct - mean(ct) - y mean(ct y)), without the second term if not centred."""
+    x, axes = node.inputs[0], node.attrs["axis"]
+    mean = lambda value: build("mean", value, axis=axes, **{"keep-dims": True})  # noqa: E731
+    spread = sub(x, mean(x)) if node.attrs["center"] else x
+    scale = build("rsqrt", add(mean(build("square", spread)), node.attrs["eps"]))
+    out = sub(ct, mul(node, mean(mul(ct, node))))
+    if node.attrs["center"]:
+        out = sub(out, mean(ct))
+    return (mul(out, scale),)
+
+
+OPS = (
+    Op(
+        "attend",
+        "softmax(q kᵀ · :scale) v over the last two axes; q [… t d], k [… s d], v [… s e]. :scale is 1/√d if not given; "
+        ":causal lets a query see its own and earlier keys.",
+        ("q", "k", "v"),
+        _infer_attend,
+        _attend,
+        _attend_cost,
+        Lowering("template", "attend"),
+        vjp=_attend_vjp,
+        attributes=(Parameter("causal", "bool", False), Parameter("scale", "float")),
+        example="(attend q k v :causal true)",
+        canonical=_canonical_attend,
+    ),
+    Op(
+        "normalize",
+        "(x - mean) / √(variance + :eps) over :axis; with :center false x / √(mean of squares + :eps).",
+        ("x",),
+        _infer_normalize,
+        _normalize,
+        per_input(8),
+        Lowering("template", "normalize"),
+        vjp=_normalize_vjp,
+        attributes=(Parameter("axis", "axes", -1), Parameter("eps", "float", 1e-5), Parameter("center", "bool", True)),
+        example="(normalize x :axis -1)",
+        canonical=_canonical_normalize,
+    ),
+)

@@ -1,0 +1,180 @@
+"""Commands as a person types them: exit codes, streams, what is imported, messages."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sexpgpu.cli import main, run, threads
+from sexpgpu.diagnostics import InternalError, SexpError, problem
+
+ROOT = Path(__file__).resolve().parents[2]
+HEAVY = {"torch", "triton", "boto3", "botocore", "rich", "requests"}
+DIGITS = "examples/digits.lisp"
+
+
+def sexpgpu(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("SEXPGPU_", "FLASHCART_", "SYVAIN_", "AWS_"))}
+    clean |= {"PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "utf-8", **environ}
+    return subprocess.run(
+        [sys.executable, "-m", "sexpgpu", *words], cwd=ROOT, env=clean, capture_output=True, text=True, timeout=120
+    )
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["--help"], ["--version"], ["run", "--help"], ["explain", "--help"], ["explain", "E-ENV-001"], ["doctor"],
+     ["explain", DIGITS], ["explain", DIGITS, "--ir", "--variant", "wide", "--set", "seed=2"]],
+    ids=" ".join,
+)  # fmt: skip
+def test_nothing_heavy_is_imported(words: list[str]) -> None:
+    code = (
+        "import sys\nfrom sexpgpu.cli.main import perform\n"
+        f"rc = perform({words!r})\n"
+        f"print('HEAVY', sorted({HEAVY!r} & set(sys.modules)), file=sys.stderr)\nsys.exit(rc)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.stderr.rstrip().endswith("HEAVY []"), done.stderr
+    assert done.returncode in ((0, 1) if words == ["doctor"] else (0,)), done.stderr
+    assert done.stdout
+
+
+def test_explain_shows_what_the_file_means() -> None:
+    done = sexpgpu("explain", DIGITS, "--set", "hidden=32", "--ir")
+    assert done.returncode == 0, done.stderr
+    for text in ("hidden", "set", "default 128", "perceptron/in/weight", "f32[64 32]", "FLOPs", "graph of train"):
+        assert text in done.stdout, text
+
+
+@pytest.mark.parametrize(
+    ("words", "message", "guess"),
+    [(["rum", "x"], "rum", "`run`"), (["run", "x", "--devise", "cpu"], "--devise", "`--device`"),
+     (["run"], "FILE", "sexpgpu run --help"), (["run", "x", "--steps", "1e3"], "1e3", ""),
+     (["run", "x", "--set", "hidden"], "name=value", "--set hidden=1"),
+     (["run", "x", "--max-time", "90"], "--max-time", "90s"), (["explain", "E-ENV-0001"], "no code", "E-ENV-001"),
+     (["run", "x", "--device", "cuda"], "--device", "cpu"), (["run", "x", "--metrics", "sylvain"], "sylvain", "syvain"),
+     (["run", "x", "--resume", "latest"], "--resume", "--checkpoint-dir")],
+)  # fmt: skip
+def test_mistakes_on_the_command_line(words: list[str], message: str, guess: str) -> None:
+    done = sexpgpu(*words)
+    assert done.returncode == 2 and done.stdout == ""
+    assert message in done.stderr and guess in done.stderr and "Traceback" not in done.stderr
+    assert "more: sexpgpu explain E-ENV-" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["SEXPGPU_DEVICE", "SEXPGPU_METRICS", "SEXPGPU_CHECKPOINT_DIR", "SEXPGPU_EVAL_LIMIT"])
+def test_a_variable_reaches_run(name: str) -> None:
+    text = {"SEXPGPU_DEVICE": "cuda", "SEXPGPU_METRICS": "syvain", "SEXPGPU_CHECKPOINT_DIR": "s3://b/p"}.get(name, "0")
+    done = sexpgpu("run", DIGITS, **{name: text})
+    assert done.returncode == 2 and name in done.stderr and done.stdout == ""
+
+
+def test_eval_limit_stops_explain() -> None:
+    done = sexpgpu("explain", DIGITS, SEXPGPU_EVAL_LIMIT="50")
+    assert done.returncode == 2 and "E-EVAL-041" in done.stderr
+
+
+def test_a_missing_file() -> None:
+    for command in ("run", "explain"):
+        done = sexpgpu(command, "no-such.lisp")
+        assert done.returncode == 2 and "no-such.lisp" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_doctor() -> None:
+    done = sexpgpu("doctor", "--json", SEXPGPU_STATUS="s.json", AWS_SECRET_ACCESS_KEY="hunter2", SEXPGPU_DEVISE="x")
+    assert done.returncode == 1
+    said = json.loads(done.stdout)
+    assert said["settings"]["SEXPGPU_STATUS"] == {"value": "s.json", "source": "variable", "via": "SEXPGPU_STATUS"}
+    assert said["settings"]["AWS_SECRET_ACCESS_KEY"]["value"] == "***"
+    assert "E-ENV-010" in [f["code"] for f in said["findings"]]
+    assert "hunter2" not in done.stdout + done.stderr
+    text = sexpgpu("doctor", SEXPGPU_MEMORY="much", AWS_SECRET_ACCESS_KEY="hunter2")
+    assert text.returncode == 1 and "E-ENV-001" in text.stdout and "hunter2" not in text.stdout
+
+
+def test_a_bug_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    for error in (ValueError("odd"), InternalError("verify")):
+        try:
+            raise error
+        except Exception as raised:
+            assert main.failed(raised, ["run", "x"]) == 70
+    out, err = capsys.readouterr()
+    assert out == "" and "bug in SexpGPU" in err and "Traceback" not in err
+    saved = sorted((tmp_path / "sexpgpu" / "bugs").iterdir())
+    assert saved and "Traceback" in saved[0].read_text("utf-8")
+    assert stat.S_IMODE(saved[0].stat().st_mode) == 0o600
+
+
+def test_exit_codes_of_mistakes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.failed(problem("E-ENV-001", "no"), []) == 2
+    late: SexpError = problem("E-ENV-001", "no", exit_code=3)
+    assert main.failed(late, []) == 3
+    assert main.failed(MemoryError(), []) == 3
+    assert "E-MEM-001" in capsys.readouterr().err
+
+
+def test_an_interrupt_and_a_broken_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*a: object, **k: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(main.cli, "main", interrupt)
+    assert main.perform(["doctor"]) == 130
+    line = f"set -o pipefail; {sys.executable} -m sexpgpu doctor | true"
+    done = subprocess.run(["bash", "-c", line], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("30m", 1800), ("3h", 10800), ("1h30m", 5400)])
+def test_durations(text: str, seconds: int) -> None:
+    assert run.duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "3", "3d", "0s", "-3h", "m", "1m1h"])
+def test_no_durations(text: str) -> None:
+    with pytest.raises(SexpError):
+        run.duration(text)
+
+
+def test_assignment_keeps_the_text_after_the_first_equals() -> None:
+    assert run.assignment("name=a=b ") == ("name", "a=b ")
+
+
+def test_threads_follow_a_rule() -> None:
+    assert threads.choose(64, None) == threads.choose(64, 10_000) == 1
+    assert threads.choose(2, 10**12) == 2 and threads.choose(64, 10**12) == threads.MOST
+    environ: dict[str, str] = {}
+    assert threads.prepare(environ, 10_000) == 1
+    assert environ == {
+        "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive", "MKL_NUM_THREADS": "1",
+        "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
+    }  # fmt: skip
+
+
+def test_threads_of_the_user_and_of_a_checkpoint() -> None:
+    assert threads.prepare({}, 10_000, stored=3) == 3
+    environ = {"OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "active", "PYTORCH_ALLOC_CONF": "x"}
+    assert threads.prepare(environ, 10_000, stored=3) == 2
+    assert environ["OMP_WAIT_POLICY"] == "active" and "PYTORCH_CUDA_ALLOC_CONF" not in environ
+
+
+def test_stored_threads(tmp_path: Path) -> None:
+    step = tmp_path / "digits-1" / "step-10"
+    step.mkdir(parents=True)
+    assert threads.stored_threads("latest", str(tmp_path / "{slug}")) is None
+    (step / "manifest.json").write_text('{"threads": 2}')
+    assert threads.stored_threads(str(step), None) == 2
+    assert threads.stored_threads("latest", str(tmp_path / "{slug}")) == 2
+    assert threads.stored_threads(None, str(tmp_path)) is None
+    for text in ("{", "[]", '{"threads": true}', '{"threads": 0}', "[" * 100_000):
+        (step / "manifest.json").write_text(text)
+        assert threads.stored_threads(str(step), None) is None
