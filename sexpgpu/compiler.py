@@ -105,14 +105,16 @@ def trajectory(traced: TracedRun, run: Run) -> dict[str, str]:
     return {name: hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest() for name, value in parts.items()}
 
 
-def label_bounds(traced: TracedRun) -> list[tuple[str, int, int]]:
-    """(field, low, high) of integer fields that an op indexes with directly: found in bind, not in a step."""
+def label_bounds(traced: TracedRun) -> list[tuple[str, int, int, str]]:
+    """(field, low, high, why) of integer fields that an op indexes with directly: found in bind, not in a step."""
     bounds = []
     for node in postorder(graph_results(traced).values()):
         if node.op == "softmax-cross-entropy" and node.inputs[1].op == "input":
-            bounds.append((node.inputs[1].attrs["name"], 0, node.inputs[0].type.shape[-1] - 1))
+            classes = node.inputs[0].type.shape[-1]
+            bounds.append((node.inputs[1].attrs["name"], 0, classes - 1, f"softmax-cross-entropy has {classes} classes"))
         elif node.op == "gather" and node.inputs[1].op == "input":
-            bounds.append((node.inputs[1].attrs["name"], 0, node.inputs[0].type.shape[node.attrs["axis"]] - 1))
+            rows = node.inputs[0].type.shape[node.attrs["axis"]]
+            bounds.append((node.inputs[1].attrs["name"], 0, rows - 1, f"gather takes one of {rows} rows"))
     return bounds
 
 

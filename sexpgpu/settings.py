@@ -253,7 +253,7 @@ class Settings:
         return _credentials(self, role)
 
 
-# --- kinds: text -> value; a ValueError's text says what was expected ------------------------------------------------------------
+# --- kinds: text -> value; a ValueError's text says what was expected ------------
 
 DIGITS = re.compile(r"[0-9]{1,18}\Z")
 
@@ -358,7 +358,7 @@ KINDS: Mapping[str, Callable[[str], Any]] = MappingProxyType(
 )
 
 
-# --- reading ------------------------------------------------------------
+# --- reading ------------
 
 
 def read(environ: Mapping[str, str], flags: Mapping[str, str | None] | None = None) -> Settings:
@@ -465,7 +465,7 @@ def _credentials(settings: Settings, role: str) -> Credentials:
     )
 
 
-# --- what this version cannot do yet ------------------------------------------------------------
+# --- what this version cannot do yet ------------
 
 
 def not_yet(settings: Settings) -> list[Diagnostic]:

@@ -5,59 +5,21 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
 import click
 
 from sexpgpu.cli import output
-from sexpgpu.cli.run import assignment
-from sexpgpu.diagnostics import entry, fail, printable, suggestion
+from sexpgpu.cli.run import selection
+from sexpgpu.diagnostics import SexpErrors, entry, fail, printable, suggestion
 from sexpgpu.diagnostics.core import CATALOGUE
-from sexpgpu.experiment.model import Eval, Experiment, Knob, Run
-from sexpgpu.settings import Settings, load
+from sexpgpu.experiment.model import Eval, Knob, Run
+from sexpgpu.experiment.report import ParameterRow, Report, RunReport
+from sexpgpu.settings import Settings, load, not_yet
 
-#: the compiler's side: (file, run, variant, sets, settings) -> Report
+#: the compiler's side: (file, run, selection) -> Report
 EXPLAIN = "sexpgpu.compiler:explain"
-
-
-@dataclass(frozen=True)
-class ParameterRow:
-    """A tensor of the model: its outward path, shape and dtype."""
-
-    path: str
-    shape: tuple[int, ...]
-    dtype: str
-    state: bool = False
-
-    @property
-    def count(self) -> int:
-        n = 1
-        for size in self.shape:
-            n *= size
-        return n
-
-
-@dataclass(frozen=True)
-class RunReport:
-    """What tracing a run gives. `flops`: floating operations of one train step; `hash`: of the train graph."""
-
-    run: str
-    parameters: tuple[ParameterRow, ...]
-    flops: int
-    nodes: int
-    hash: str
-    text: str
-    taps: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Report:
-    """An experiment and its traced runs."""
-
-    experiment: Experiment
-    runs: tuple[RunReport, ...]
 
 
 @click.command()
@@ -73,19 +35,21 @@ def command(subject: str, run: str | None, variant: str | None, sets: tuple[str,
         return 0
     settings = load(os.environ)
     output.report(settings.warnings)
-    report = compiled(subject, run, variant, tuple(assignment(text) for text in sets), settings)
-    output.report(w for w in report.experiment.warnings)
+    if settings.explain is not None:
+        raise SexpErrors([d for d in not_yet(settings) if "SEXPGPU_EXPLAIN" in d.message])
+    report = compiled(subject, run, variant, sets, settings)
+    output.report(report.experiment.warnings)
+    for traced in report.runs:
+        output.report(traced.warnings)
     output.show("\n".join(lines(report, ir)))
     return 0
 
 
-def compiled(
-    file: str, run: str | None, variant: str | None, sets: tuple[tuple[str, str], ...], settings: Settings
-) -> Report:
+def compiled(file: str, run: str | None, variant: str | None, sets: tuple[str, ...], settings: Settings) -> Report:
     """The compiler's report; imported here by name, so that `explain E-CODE` needs no compiler."""
     module, attribute = EXPLAIN.split(":")
     explain: Callable[..., Report] = getattr(import_module(module), attribute)
-    return explain(file, run=run, variant=variant, sets=sets, settings=settings)
+    return explain(file, run, selection(settings, variant, sets))
 
 
 def codes() -> list[str]:
@@ -180,7 +144,9 @@ def _cut(accumulate: int) -> str:
 
 
 def _tensors(rows: Iterable[ParameterRow]) -> list[str]:
-    return output.table((p.path, f"{p.dtype}[{' '.join(map(str, p.shape))}]", f"{p.count:,}") for p in rows)
+    return output.table(
+        (p.path, f"{p.dtype}[{' '.join(map(str, p.shape))}]", f"{p.count:,}", p.init, p.place) for p in rows
+    )
 
 
 def _eval(e: Eval) -> list[str]:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-from sexpgpu.diagnostics import Diagnostic, render
+from sexpgpu.diagnostics import Diagnostic, printable, render
 
 
 def show(text: str) -> None:
@@ -26,10 +26,10 @@ def say(text: str) -> None:
     _write(sys.stderr, text)
 
 
-def report(diagnostics: Iterable[Diagnostic]) -> None:
-    """Errors and warnings, on stderr."""
-    for diagnostic in diagnostics:
-        say(render(diagnostic))
+def report(diagnostics: Iterable[Diagnostic | str]) -> None:
+    """Errors and warnings, on stderr; a plain text is a warning without a code."""
+    for found in diagnostics:
+        say(render(found) if isinstance(found, Diagnostic) else f"warning: {printable(found)}")
 
 
 def _write(stream: Any, text: str) -> None:

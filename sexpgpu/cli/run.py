@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-import re
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import click
@@ -15,52 +16,155 @@ from sexpgpu.cli import output, threads
 from sexpgpu.diagnostics import fail
 from sexpgpu.settings import Settings, load, natural, positive, require
 
-#: what `start` calls -> where it is: imported only when a run begins, because torch comes with it
+#: what a run calls -> where it is: imported when the run begins, and `session`, which brings torch, last of all
 STAGES = {
-    "compile": "sexpgpu.compiler:load",
+    "compiler": "sexpgpu.compiler",
+    "selection": "sexpgpu.experiment.load:Selection",
+    "duration": "sexpgpu.run.signals:parse_duration",
+    "signals": "sexpgpu.run.signals:Signals",
+    "interrupted": "sexpgpu.run.signals:Interrupted",
+    "head": "sexpgpu.run.slug:slug_head",
+    "wanted": "sexpgpu.run.checkpoints.find:Wanted",
+    "stored threads": "sexpgpu.run.checkpoints.find:stored_threads",
+    "options": "sexpgpu.run.options:RunOptions",
+    "plan": "sexpgpu.run.options:RunPlan",
+    "bound": "sexpgpu.run.data.dataset:FieldBound",
     "execute": "sexpgpu.run.session:execute",
 }
 
 
 @dataclass(frozen=True)
 class Arguments:
-    """A command line of `run`, checked. `sets`: (name, text) as written; `max_time` in seconds."""
+    """A command line of `run`, checked. `sets` and `max_time` as written."""
 
     file: str
     run: str | None
     variant: str | None
-    sets: tuple[tuple[str, str], ...]
+    sets: tuple[str, ...]
     steps: int | None
     eval_every: int | None
-    max_time: int | None
+    max_time: str | None
     accept: bool
+    strict_metrics: bool
     settings: Settings
 
 
-def stage(name: str) -> Callable[..., Any]:
+def stage(name: str) -> Any:
     """A stage by its name in the table."""
-    module, attribute = STAGES[name].split(":")
-    return getattr(import_module(module), attribute)
+    module, _, attribute = STAGES[name].partition(":")
+    found = import_module(module)
+    return getattr(found, attribute) if attribute else found
+
+
+def selection(
+    settings: Settings,
+    variant: str | None,
+    sets: tuple[str, ...],
+    steps: int | None = None,
+    eval_every: int | None = None,
+) -> Any:
+    """What the command line chose of a file, as the compiler takes it."""
+    return stage("selection")(
+        variant=variant,
+        sets=sets,
+        steps=steps,
+        eval_every=eval_every,
+        diagnostics=settings.diagnostics,
+        diagnostics_via=settings.of("diagnostics").via,
+        limit=settings.eval_limit,
+    )
 
 
 def start(arguments: Arguments) -> int:
-    """Compile, choose threads, import torch, train. The exit code."""
-    settings = arguments.settings
-    plan = stage("compile")(
+    """Compile, choose threads, import torch, train. The exit code. Signals are ours from here on, in every phase."""
+    if arguments.max_time is not None:
+        stage("duration")(arguments.max_time)
+    signals = stage("signals")().install()
+    try:
+        return _start(arguments, signals)
+    except stage("interrupted") as stop:
+        return 128 + int(stop.signum)
+    finally:
+        signals.restore()
+
+
+def _start(arguments: Arguments, signals: Any) -> int:
+    settings, compiler = arguments.settings, stage("compiler")
+    loaded = compiler.load(
         arguments.file,
-        variant=arguments.variant,
-        sets=arguments.sets,
-        settings=settings,
-        run=arguments.run,
-        steps=arguments.steps,
-        eval_every=arguments.eval_every,
+        selection(settings, arguments.variant, arguments.sets, arguments.steps, arguments.eval_every),
     )
-    threads.prepare(
-        os.environ,
-        getattr(plan, "operations", None),
-        threads.stored_threads(settings.resume, settings.checkpoint_dir),
+    output.report(loaded.experiment.warnings)
+    run = compiler.choose_run(loaded.experiment, arguments.run)
+    traced = compiler.train_graph(loaded, run)
+    compiler.check_evals(loaded, run, traced)
+    output.report(traced.warnings)
+    operations = compiler.flops(compiler.whole_step(traced, logged=False))
+    count = threads.prepare(os.environ, operations, stored(settings, loaded.experiment.file, run.name))
+    return stage("execute")(options(arguments), plan(loaded, run, traced, count, settings), signals)
+
+
+def stored(settings: Settings, file: str, run: str) -> int | None:
+    """The thread count of the checkpoint that a resume will read."""
+    if not settings.resume:
+        return None
+    base = settings.run_slug or Path(file).stem
+    heads = tuple(stage("head")(base, run, several) for several in (False, True))
+    wanted = stage("wanted")(settings.resume, settings.checkpoint_dir, os.getcwd(), heads, run)
+    return stage("stored threads")(wanted)
+
+
+def plan(loaded: Any, run: Any, traced: Any, count: int, settings: Settings) -> Any:
+    """What the run loop is handed: hashes, bounds, and a function that compiles."""
+    compiler = stage("compiler")
+
+    def build() -> Any:
+        return compiler.program(compiler.stages(loaded, run), settings.device, count)
+
+    return stage("plan")(
+        experiment=loaded.experiment,
+        run=run,
+        compile=build,
+        ir_hash=compiler.graph_hash(compiler.graph_results(traced)),
+        trajectory=compiler.trajectory(traced, run),
+        versions=compiler.versions(),
+        several_runs=len(loaded.experiment.runs) > 1,
+        bounds=tuple(stage("bound")(*bound) for bound in compiler.label_bounds(traced)),
     )
-    return stage("execute")(arguments, plan)
+
+
+def options(arguments: Arguments) -> Any:
+    """The run loop's options."""
+    settings = arguments.settings
+    return stage("options")(
+        metrics=settings.metrics,
+        status=settings.status,
+        checkpoint_dir=settings.checkpoint_dir,
+        resume=settings.resume,
+        max_time=arguments.max_time,
+        accept=arguments.accept,
+        folder=os.getcwd(),
+        slug_base=settings.run_slug,
+        strict_metrics=arguments.strict_metrics,
+        command=again(arguments),
+    )
+
+
+def again(arguments: Arguments) -> str:
+    """The command line that calls this run again, but for its checkpoint location and `--resume`."""
+    settings = arguments.settings
+    words = ["sexpgpu", "run", arguments.file, *([arguments.run] if arguments.run else [])]
+    words += ["--variant", arguments.variant] if arguments.variant else []
+    for text in arguments.sets:
+        words += ["--set", text]
+    given = {"metrics": settings.metrics, "status": settings.status}
+    given["diagnostics"] = ",".join(settings.diagnostics or ())
+    for key, value in given.items():
+        if settings.of(key).source == "flag":
+            words += [settings.of(key).via, value or ""]
+    for flag, number in (("--steps", arguments.steps), ("--eval-every", arguments.eval_every)):
+        words += [flag, str(number)] if number is not None else []
+    return shlex.join(words)
 
 
 @click.command()
@@ -76,8 +180,9 @@ def start(arguments: Arguments) -> int:
 @click.option("--steps", metavar="N", help="Stop after step N; changes nothing else.")
 @click.option("--eval-every", metavar="N", help="Evaluate every N steps; 0 is never.")
 @click.option("--diagnostics", metavar="GLOBS", help="Taps to record, such as 'attention/*'.")
-@click.option("--max-time", metavar="TIME", help="Stop with a checkpoint after this long: 90s, 30m, 3h, 1h30m.")
+@click.option("--max-time", metavar="TIME", help="Stop with a checkpoint after this long: 90s, 30m, 3h.")
 @click.option("--accept", is_flag=True, help="Resume although the program's numbers will change.")
+@click.option("--strict-metrics", is_flag=True, help="Metrics that were not delivered make the exit code 3.")
 def command(
     file: str,
     run: str | None,
@@ -87,6 +192,7 @@ def command(
     eval_every: str | None,
     max_time: str | None,
     accept: bool,
+    strict_metrics: bool,
     **flags: str | None,
 ) -> int:
     """Train the run RUN of FILE (RUN may be left out when there is one)."""
@@ -98,32 +204,15 @@ def command(
             file,
             run,
             variant,
-            tuple(assignment(text) for text in sets),
+            sets,
             _number("--steps", steps, positive),
             _number("--eval-every", eval_every, natural),
-            None if max_time is None else duration(max_time),
+            max_time,
             accept,
+            strict_metrics,
             settings,
         )
     )
-
-
-def assignment(text: str) -> tuple[str, str]:
-    """`name=value` at its first `=`; the value is read by the knob it is for."""
-    name, equals, value = text.partition("=")
-    if not equals or not name.strip():
-        fail("E-ENV-001", f"--set is `{text}`; it takes name=value", help=f"--set {name.strip() or 'name'}=1")
-    return name.strip(), value
-
-
-def duration(text: str) -> int:
-    """`3h`, `30m`, `90s`, `1h30m` in seconds."""
-    parts = re.fullmatch(r"(?:([0-9]{1,6})h)?(?:([0-9]{1,8})m)?(?:([0-9]{1,9})s)?", text)
-    seconds = sum(int(n or 0) * unit for n, unit in zip(parts.groups(), (3600, 60, 1), strict=True)) if parts else 0
-    if seconds == 0:
-        guess = f"--max-time {text}s" if text.isascii() and text.isdecimal() and int(text) else "--max-time 3h"
-        fail("E-ENV-001", f"--max-time is `{text}`; it takes a time such as 90s, 30m, 3h or 1h30m", help=guess)
-    return seconds
 
 
 def _number(flag: str, text: str | None, kind: Callable[[str], int]) -> int | None:

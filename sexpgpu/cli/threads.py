@@ -7,17 +7,13 @@ two starts of a file on one machine choose alike, and a resume takes what the ma
 
 from __future__ import annotations
 
-import json
 import os
-import re
 from collections.abc import MutableMapping
-from glob import escape, glob
-from pathlib import Path
-from typing import Any
 
-SMALL = 50_000_000  # operations a step, below which waking a second thread costs more than it gives
-MOST = 16
-MANIFEST_BYTES = 64 * 2**20
+# The rule of backends/interpreter/threads.py, which cannot be imported before torch; a test holds the two together.
+SMALL_STEP = 200_000_000
+PER_THREAD = 100_000_000
+MOST = 32
 
 
 def cores() -> int:
@@ -29,9 +25,9 @@ def cores() -> int:
 
 def choose(cores: int, operations: int | None) -> int:
     """The thread count of a new run. `operations`: of one step; None when not known, and then one thread."""
-    if operations is None or operations < SMALL:
+    if operations is None or operations < SMALL_STEP:
         return 1
-    return max(1, min(cores, MOST, 1 + operations // SMALL))
+    return max(1, min(cores, MOST, operations // PER_THREAD))
 
 
 def prepare(environ: MutableMapping[str, str], operations: int | None, stored: int | None = None) -> int:
@@ -52,36 +48,3 @@ def prepare(environ: MutableMapping[str, str], operations: int | None, stored: i
         if not environ.get(name):
             environ[name] = value
     return threads
-
-
-def stored_threads(resume: str | None, location: str | None) -> int | None:
-    """The thread count in the manifest that a resume will read; None when there is none, or none that can be read.
-
-    Only a first look, without torch: the real reader checks everything and says what is wrong.
-    """
-    if not resume:
-        return None
-    folder = _newest(location) if resume == "latest" else Path(resume)
-    if folder is None:
-        return None
-    threads = _manifest(folder / "manifest.json").get("threads")
-    return threads if isinstance(threads, int) and not isinstance(threads, bool) and 1 <= threads <= 4096 else None
-
-
-def _newest(location: str | None) -> Path | None:
-    if not location:
-        return None
-    pattern = "*".join(escape(part) for part in location.split("{slug}"))
-    found = [Path(p) for p in glob(os.path.join(pattern, "step-*", "manifest.json"))]
-    steps = [(p.stat().st_mtime_ns, p.parent) for p in found if re.fullmatch(r"step-[0-9]+", p.parent.name)]
-    return max(steps)[1] if steps else None
-
-
-def _manifest(path: Path) -> dict[str, Any]:
-    try:
-        if path.stat().st_size > MANIFEST_BYTES:
-            return {}
-        value = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}

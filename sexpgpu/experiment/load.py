@@ -13,6 +13,7 @@ from sexpgpu.experiment.knobs import collect, parse_sets, resolve
 from sexpgpu.experiment.model import DataSource, Eval, Experiment, Knob, Run, SourceText
 from sexpgpu.forms import Form, ListForm, Symbol
 from sexpgpu.lisp import tensors
+from sexpgpu.lisp.builtins import BUILTINS
 from sexpgpu.lisp.evaluator import Evaluator
 from sexpgpu.lisp.modules import Loader
 from sexpgpu.lisp.scope import Module
@@ -92,7 +93,9 @@ def load(path: str, selection: Selection, stdlib: str | None = None) -> Loaded:
     op_natives = tensors.natives()
     specials = {name: getattr(forms, name) for name in ("defknob", "defvariant", "defdata", "defeval", "defrun")}
     specials |= {"deflayer": layers.deflayer, "defoptimizer": optimizers.defoptimizer}
-    ev = Evaluator(loader, selection.limit, specials, {**op_natives, **layers.natives(op_natives)})
+    natives = {**op_natives, **layers.natives(op_natives)}
+    own = {name: function for name, function in natives.items() if name not in BUILTINS}  # a builtin hands tensors to the op
+    ev = Evaluator(loader, selection.limit, specials, own)
     ev.provenance = tensors.Provenance()
     ev.tensor_op = lambda name, args, kwargs, span: tensors.apply_op(ev, name, args, kwargs, span)
     ev.trace = None

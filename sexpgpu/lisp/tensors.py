@@ -145,7 +145,7 @@ def _any_tensor(*values: Any) -> bool:
 
 
 def _plain(ev: Any, name: str, a: Any, b: Any, span: Span | None) -> Any:
-    return ev.call(ev.natives[name], [a, b], {}, span)
+    return ev.call(ev.builtins[name], [a, b], {}, span)
 
 
 def _tensor(what: str, value: Any, span: Span | None) -> Node:

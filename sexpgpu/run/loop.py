@@ -156,7 +156,7 @@ def _saving(save: Save, step: int, must: bool) -> Iterator[Event]:
 
 def _divides(every: int | None, step: int) -> bool:
     """`every` None or 0 is never."""
-    return bool(every) and step % every == 0
+    return every is not None and every > 0 and step % every == 0
 
 
 def _not_finite(run: Run, step: int, result: StepResult) -> SexpError:

@@ -41,7 +41,7 @@ class Program(Protocol):
         """Metric -> (sum, count) of one evaluation batch; a batch of another size is a graph of its own."""
 
     def state(self) -> dict[str, Any]:
-        """Named torch tensors: `param/<path>`, `state/<path>`, `opt/<slot>/<path>`. Copies are the caller's business."""
+        """Named torch tensors: `param/<path>`, `state/<path>`, `opt/<slot>/<path>`. Copying is the caller's."""
 
     def load(self, state: Mapping[str, Any], step: int) -> None:
         """Takes tensors of these names and the update counter; shapes and dtypes were checked by the caller."""

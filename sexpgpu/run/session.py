@@ -227,7 +227,7 @@ class _Session:
         return Saved(step, str(self.store.root), health, time.monotonic() - begin)
 
     def _texts(self) -> list[dict[str, str]]:
-        return [{"name": t.name, "text": t.text, "sha256": hashlib.sha256(t.text.encode("utf-8", "surrogatepass")).hexdigest()}
+        return [{"name": t.name, "text": t.text, "sha256": hashlib.sha256(t.text.encode()).hexdigest()}
                 for t in self.plan.experiment.texts]
 
     def failed(self, error: SexpError) -> SexpError:
@@ -241,7 +241,8 @@ class _Session:
     def _summarise(self, code: int) -> None:
         if self.options.quiet:
             return
-        headline = f"{self.slug}: {'done' if code == 0 else 'stopped'} at step {self.tally.step} of {self.plan.run.steps},"
+        word = "done" if code == 0 else "stopped"
+        headline = f"{self.slug}: {word} at step {self.tally.step} of {self.plan.run.steps},"
         self._end_progress()
         self.note(self.tally.summary(headline, self._places(code)))
 
@@ -251,7 +252,8 @@ class _Session:
             places.append(("checkpoint", f"{self.tally.saved.location}/step-{self.tally.saved.step}"))
         elif self.store is None:
             places.append(("checkpoint", "none (give --checkpoint-dir to keep the weights)"))
-        places += [("metrics", spec.text) for spec in self.specs] or [("metrics", "none (--metrics jsonl:metrics.jsonl)")]
+        texts = [spec.text for spec in self.specs] or ["none (--metrics jsonl:metrics.jsonl)"]
+        places += [("metrics", text) for text in texts]
         if self.status is not None:
             places.append(("status", str(self.status.path)))
         if code == 4:

@@ -7,11 +7,14 @@ import os
 import stat
 import subprocess
 import sys
+import tempfile
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
-from sexpgpu.cli import main, run, threads
+from sexpgpu.cli import main, threads
+from sexpgpu.run.signals import parse_duration
 from sexpgpu.diagnostics import InternalError, SexpError, problem
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -21,7 +24,7 @@ DIGITS = "examples/digits.lisp"
 
 def sexpgpu(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("SEXPGPU_", "FLASHCART_", "SYVAIN_", "AWS_"))}
-    clean |= {"PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "utf-8", **environ}
+    clean |= {"PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "utf-8", "XDG_STATE_HOME": tempfile.gettempdir(), **environ}
     return subprocess.run(
         [sys.executable, "-m", "sexpgpu", *words], cwd=ROOT, env=clean, capture_output=True, text=True, timeout=120
     )
@@ -59,8 +62,8 @@ def test_explain_shows_what_the_file_means() -> None:
     ("words", "message", "guess"),
     [(["rum", "x"], "rum", "`run`"), (["run", "x", "--devise", "cpu"], "--devise", "`--device`"),
      (["run"], "FILE", "sexpgpu run --help"), (["run", "x", "--steps", "1e3"], "1e3", ""),
-     (["run", "x", "--set", "hidden"], "name=value", "--set hidden=1"),
-     (["run", "x", "--max-time", "90"], "--max-time", "90s"), (["explain", "E-ENV-0001"], "no code", "E-ENV-001"),
+     (["run", DIGITS, "--set", "hidden"], "name=value", "--set"),
+     (["run", "x", "--max-time", "90"], "`90`", "1h30m"), (["explain", "E-ENV-0001"], "no code", "E-ENV-001"),
      (["run", "x", "--device", "cuda"], "--device", "cpu"), (["run", "x", "--metrics", "sylvain"], "sylvain", "syvain"),
      (["run", "x", "--resume", "latest"], "--resume", "--checkpoint-dir")],
 )  # fmt: skip
@@ -68,7 +71,7 @@ def test_mistakes_on_the_command_line(words: list[str], message: str, guess: str
     done = sexpgpu(*words)
     assert done.returncode == 2 and done.stdout == ""
     assert message in done.stderr and guess in done.stderr and "Traceback" not in done.stderr
-    assert "more: sexpgpu explain E-ENV-" in done.stderr
+    assert "more: sexpgpu explain E-" in done.stderr
 
 
 @pytest.mark.parametrize("name", ["SEXPGPU_DEVICE", "SEXPGPU_METRICS", "SEXPGPU_CHECKPOINT_DIR", "SEXPGPU_EVAL_LIMIT"])
@@ -136,22 +139,21 @@ def test_an_interrupt_and_a_broken_pipe(monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("30m", 1800), ("3h", 10800), ("1h30m", 5400)])
 def test_durations(text: str, seconds: int) -> None:
-    assert run.duration(text) == seconds
+    assert parse_duration(text) == seconds
 
 
 @pytest.mark.parametrize("text", ["", "3", "3d", "0s", "-3h", "m", "1m1h"])
 def test_no_durations(text: str) -> None:
     with pytest.raises(SexpError):
-        run.duration(text)
-
-
-def test_assignment_keeps_the_text_after_the_first_equals() -> None:
-    assert run.assignment("name=a=b ") == ("name", "a=b ")
+        parse_duration(text)
 
 
 def test_threads_follow_a_rule() -> None:
     assert threads.choose(64, None) == threads.choose(64, 10_000) == 1
     assert threads.choose(2, 10**12) == 2 and threads.choose(64, 10**12) == threads.MOST
+    backend = import_module("sexpgpu.backends.interpreter.threads")
+    for operations in (0, 10**8, 199_999_999, 200_000_000, 650_000_000, 10**12):
+        assert threads.choose(16, operations) == backend.choose_threads(16, operations)
     environ: dict[str, str] = {}
     assert threads.prepare(environ, 10_000) == 1
     assert environ == {
@@ -167,14 +169,39 @@ def test_threads_of_the_user_and_of_a_checkpoint() -> None:
     assert environ["OMP_WAIT_POLICY"] == "active" and "PYTORCH_CUDA_ALLOC_CONF" not in environ
 
 
-def test_stored_threads(tmp_path: Path) -> None:
-    step = tmp_path / "digits-1" / "step-10"
-    step.mkdir(parents=True)
-    assert threads.stored_threads("latest", str(tmp_path / "{slug}")) is None
-    (step / "manifest.json").write_text('{"threads": 2}')
-    assert threads.stored_threads(str(step), None) == 2
-    assert threads.stored_threads("latest", str(tmp_path / "{slug}")) == 2
-    assert threads.stored_threads(None, str(tmp_path)) is None
-    for text in ("{", "[]", '{"threads": true}', '{"threads": 0}', "[" * 100_000):
-        (step / "manifest.json").write_text(text)
-        assert threads.stored_threads(str(step), None) is None
+@pytest.mark.timeout(180)
+def test_variables_and_flags_reach_a_run(tmp_path: Path) -> None:
+    """A run of a few steps: metrics, status, slug, checkpoints by variables; the same run resumed by flags."""
+    places = {
+        "SEXPGPU_METRICS": f"jsonl:{tmp_path}/m.jsonl",
+        "SEXPGPU_STATUS": f"{tmp_path}/status.json",
+        "SEXPGPU_RUN_SLUG": "night",
+        "SEXPGPU_CHECKPOINT_DIR": f"{tmp_path}/runs/{{slug}}",
+        "SEXPGPU_DEVICE": "cpu",
+    }
+    done = sexpgpu("run", DIGITS, "--steps", "3", **places)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == ""
+    status = json.loads((tmp_path / "status.json").read_text("utf-8"))
+    assert status["state"] == "done" and status["step"] == 3 and status["slug"].startswith("night-")
+    assert status["knobs"]["run/train/steps"]["source"] == "override"
+    assert (tmp_path / "runs" / status["slug"] / "step-3" / "manifest.json").exists()
+    first = [json.loads(line) for line in (tmp_path / "m.jsonl").read_text("utf-8").splitlines()]
+    assert {"run", "metric"} <= {record["type"] for record in first}
+
+    flags = ["--metrics", "stdout", "--resume", "latest", "--eval-every", "0", "--status", ""]
+    again = sexpgpu("run", DIGITS, "--steps", "5", *flags, **places)
+    assert again.returncode == 0, again.stderr
+    records = [json.loads(line) for line in again.stdout.splitlines()]
+    assert records[0]["event"] == "resume" and records[0]["slug"] == status["slug"]
+    assert max(record.get("step", 0) for record in records) == 5
+    assert not [record for record in records if record.get("metadata", {}).get("eval")]
+    assert json.loads((tmp_path / "status.json").read_text("utf-8")) == status
+
+
+def test_diagnostics_of_a_flag_a_variable_and_none(tmp_path: Path) -> None:
+    """The flag over the variable; a glob that matches no tap is a warning; an empty flag selects none."""
+    said = sexpgpu("run", DIGITS, "--steps", "1", "--eval-every", "0", SEXPGPU_DIAGNOSTICS="nothing/*")
+    assert said.returncode == 0 and "nothing/*" in said.stderr, said.stderr
+    other = sexpgpu("run", DIGITS, "--steps", "1", "--diagnostics", "", SEXPGPU_DIAGNOSTICS="nothing/*")
+    assert other.returncode == 0 and "nothing/*" not in other.stderr, other.stderr

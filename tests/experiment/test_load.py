@@ -109,7 +109,7 @@ WRONG = [
     ("E-EVAL-115", HEAD + MODEL + RUN.format(":ema 0.9"), {}, ""),
     ("E-RUN-104", HEAD + MODEL + RUN.format(":accumulate 3"), {}, ""),
     ("E-EVAL-103", HEAD + MODEL + RUN.format(':seed "a"'), {}, ""),
-    ("E-EVAL-103", HEAD + MODEL + RUN.format(":precision f99"), {}, ""),
+    ("E-EVAL-103", HEAD + MODEL + RUN.format(":precision f16"), {}, ""),
     ("E-EVAL-113", HEAD + "(defun f (x label) (mean (cast (* label 0.5) f32)))" + RUN.format(""), {}, ""),
 ]
 

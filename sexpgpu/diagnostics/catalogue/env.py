@@ -35,8 +35,8 @@ divided by commas. A comma that belongs to a path is written `\,`. Without a tar
     ),
     "E-ENV-007": Entry(
         "no such code",
-        """`sexpgpu explain` was given an error code that does not exist. Codes look like `E-SHAPE-003`; `docs/errors.md`
-lists all of them. To explain an experiment, give the path of its file.""",
+        """`sexpgpu explain` was given an error code that does not exist. Codes look like `E-SHAPE-003`, and
+`docs/errors.md` lists all of them. To explain an experiment, give the path of its file.""",
     ),
     "E-ENV-010": Entry(
         "unknown variable",

@@ -67,7 +67,7 @@ def _bytes(source: DataSource, path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        near = ()
+        near: tuple[str, ...] = ()
         if isinstance(error, FileNotFoundError) and path.parent.is_dir():
             near = suggestion(path.name, [p.name for p in path.parent.iterdir() if p.is_file()], "files there")
         reason = "there is no such file" if isinstance(error, FileNotFoundError) else (error.strerror or str(error))

@@ -32,7 +32,7 @@ def step_folders(root: Path) -> dict[int, Path]:
 
 
 class FileStore:
-    """One location with this process as its only writer (E-CKPT-010 if it cannot be made, E-CKPT-011 if it is taken)."""
+    """One location, this process its only writer; E-CKPT-010 if it cannot be made, E-CKPT-011 if it is taken."""
 
     def __init__(self, root: Path):
         self.root = root
