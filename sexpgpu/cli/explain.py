@@ -16,6 +16,7 @@ from sexpgpu.diagnostics import SexpErrors, entry, fail, printable, suggestion
 from sexpgpu.diagnostics.core import CATALOGUE
 from sexpgpu.experiment.model import Eval, Knob, Run
 from sexpgpu.experiment.report import ParameterRow, Report, RunReport
+from sexpgpu.read.printer import print_value
 from sexpgpu.settings import Settings, load, not_yet
 
 #: the compiler's side: (file, run, selection) -> Report
@@ -103,13 +104,7 @@ def _knob(k: Knob) -> tuple[str, ...]:
 
 def datum(value: Any) -> str:
     """A knob's value as the file would write it."""
-    if value is None:
-        return "nil"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, list | tuple):
-        return "[" + " ".join(datum(v) for v in value) + "]"
-    return printable(str(value))
+    return printable(print_value(value))
 
 
 def _run(run: Run, traced: RunReport) -> list[str]:

@@ -64,7 +64,7 @@ def size(value) -> int:
 
 
 def multiply(a: int, b: int) -> int:
-    """What a product of numbers of `a` and `b` digits costs: Karatsuba on limbs of 9 digits, never less than the digits."""
+    """A product of numbers of `a` and `b` digits: Karatsuba on limbs of 9 digits, never less than the digits."""
     small, large = (a, b) if a < b else (b, a)
     if large < 100:
         return large

@@ -29,9 +29,12 @@ MAX_COMPILE_DEPTH = 1_500  # forms within forms, macro results included
 class Template:
     """One function of the text, compiled when first called: its parameters, body and the scope around it."""
 
-    __slots__ = ("name", "parameters", "body", "outer", "scope", "span", "doc", "cell", "code", "cost", "defaults", "simple")
+    __slots__ = (
+        "name", "parameters", "body", "outer", "scope", "span", "doc", "cell", "code", "cost", "defaults", "simple",
+    )
 
-    def __init__(self, ev: Any, name: str, parameters: Parameters, body: tuple[Form, ...], outer: Scope, span: Span | None):
+    def __init__(self, ev: Any, name: str, parameters: Parameters, body: tuple[Form, ...], outer: Scope,
+                 span: Span | None):
         self.name = name
         self.parameters = parameters
         self.doc = ""
@@ -71,8 +74,8 @@ class Compiler:
             value = form_value(form)
             return (lambda env: value), 1
         if self.depth > MAX_COMPILE_DEPTH:
-            raise self.ev.error("E-EVAL-042", f"forms nest deeper than {MAX_COMPILE_DEPTH:,} once macros are expanded", form,
-                                help="does a macro expand to a call of itself?")
+            raise self.ev.error("E-EVAL-042", f"forms nest deeper than {MAX_COMPILE_DEPTH:,} once macros are expanded",
+                                form, help="does a macro expand to a call of itself?")
         self.depth += 1
         try:
             return self._list(form, scope, cell, tail)
@@ -165,7 +168,14 @@ class Compiler:
             raise self.unknown(form, env.scope)
         return value
 
-    def global_symbol(self, form: Symbol, scope: Scope) -> Code:
+    def macro_value(self, form: Symbol, called: bool) -> SexpError:
+        if called:
+            return self.ev.error("E-EVAL-019", f"the macro `{form.name}` was defined after this call was prepared", form,
+                                 help="put its `defmacro` at the top level, before the form that uses it")
+        return self.ev.error("E-EVAL-019", f"`{form.name}` is a macro, which has no value", form,
+                             help=f"call it: `({form.name} …)`, or wrap it: `(lambda (x) ({form.name} x))`")
+
+    def global_symbol(self, form: Symbol, scope: Scope, called: bool = False) -> Code:
         name, module, own, ev = form.name, scope.module, scope.module.env.vars, self.ev
         home: Module | None = form.home if type(form) is HomeSymbol and form.home is not module else None
 
@@ -183,8 +193,7 @@ class Compiler:
                 if value is None:
                     raise self.unknown(form, scope)
             if type(value) is Macro:
-                raise ev.error("E-EVAL-019", f"`{name}` is a macro, which has no value", form,
-                               help=f"call it: `({name} …)`, or wrap it: `(lambda (x) ({name} x))`")
+                raise self.macro_value(form, called)
             return value
 
         return value_of
@@ -202,14 +211,20 @@ class Compiler:
     def bracket(self, form: ListForm, scope: Scope, cell: list) -> Compiled:
         compiled = [self.compile(item, scope, cell) for item in form.items]
         codes = [code for code, _ in compiled]
-        return (lambda env: tuple([code(env) for code in codes])), 1 + 4 * len(codes) + sum(cost for _, cost in compiled)
+        cost = 1 + 4 * len(codes) + sum(cost for _, cost in compiled)
+        return (lambda env: tuple([code(env) for code in codes])), cost
 
     def call(self, form: ListForm, scope: Scope, cell: list, tail: bool) -> Compiled:
         if isinstance(form.items[0], Keyword | Literal):
-            raise self.ev.error("E-EVAL-002", "a list is a call, and this one does not begin with a function", form.items[0],
+            raise self.ev.error("E-EVAL-002", "a list is a call, and this one does not begin with a function",
+                                form.items[0],
                                 help="write a list of values as `[a b c]` or `(list a b c)`, data as `'(a b c)`")
-        head, cost = self.compile(form.items[0], scope, cell)
-        cost += 1
+        first = form.items[0]
+        if isinstance(first, Symbol) and scope.depth(first.name) is None:
+            head, cost = self.global_symbol(first, scope, called=True), 2
+        else:
+            head, cost = self.compile(first, scope, cell)
+            cost += 1
         steps: list[tuple[str | None, Code]] = []
         items, index, named = form.items, 1, set()
         while index < len(items):
@@ -217,9 +232,11 @@ class Compiler:
             if isinstance(item, Keyword) and len(items) > 2:
                 key = item.name
                 if index + 1 == len(items):
-                    raise self.ev.error("E-EVAL-004", f"`:{key}` has no value", item, help=f"write a value after `:{key}`")
+                    raise self.ev.error("E-EVAL-004", f"`:{key}` has no value", item,
+                                        help=f"write a value after `:{key}`")
                 if key in named:
-                    raise self.ev.error("E-EVAL-004", f"`:{key}` is given twice", item, help="remove one of them")
+                    raise self.ev.error("E-EVAL-004", f"`:{key}` is given twice", item,
+                                        help="remove one of them")
                 named.add(key)
                 index, cost = index + 1, cost + 1
             code, more = self.compile(items[index], scope, cell)

@@ -34,6 +34,7 @@ class Evaluator:
         self.budget = Budget(limit)
         self.specials = dict(specials or {})
         self.builtins: dict[str, Any] = {**BUILTINS, **(natives or {})}
+        self.natives = self.builtins
         self.reserved = frozenset(TABLE)
         self.compiler = Compiler(self, TABLE)
         self.stack: list[tuple[Callable, Form | Span | None]] = []
@@ -67,7 +68,12 @@ class Evaluator:
         return module
 
     def _run(self, module: Module, forms: list[Form]) -> None:
-        for form in forms:
+        todo = list(reversed(forms))
+        while todo:
+            form = todo.pop()
+            if isinstance(form, ListForm) and form.head() == "progn":
+                todo += reversed(form.items[1:])  # so that a `defmacro` inside is seen by what follows it
+                continue
             code, cost = self.compiler.compile(form, module.env.scope, self.top)
             self._pay(cost, form)
             self._guarded(code, module.env, form)
@@ -91,7 +97,8 @@ class Evaluator:
         finally:
             del self.stack[height:]
 
-    def call(self, function: Any, args: list, kwargs: dict[str, Any] | None = None, span: Form | Span | None = None) -> Any:
+    def call(self, function: Any, args: list, kwargs: dict[str, Any] | None = None,
+             span: Form | Span | None = None) -> Any:
         """Call any function value; `span` (or the calling form) is what messages point at."""
         if type(function) is Closure:
             return self.call_closure(function, args, kwargs or {}, span)
@@ -100,7 +107,8 @@ class Evaluator:
     def call_other(self, function: Any, args: list, kwargs: dict[str, Any], form: Form | Span | None) -> Any:
         """A call of what is no closure: natives, layers, and mistakes."""
         if not isinstance(function, Callable):
-            raise self.error("E-EVAL-002", f"{_called(form)}{kind_of(function)}, which cannot be called: {show(function, 40)}", form)
+            raise self.error("E-EVAL-002", f"{_called(form)}{kind_of(function)}, which cannot be called: "
+                             f"{show(function, 40)}", form)
         try:
             return function.call(self, args, kwargs, _span(form))
         except SexpError as mistake:
@@ -173,8 +181,8 @@ class Evaluator:
     def test(self, value: Any, form: Form) -> bool:
         """Whether a value counts as true in `if` and its kin; a tensor has no value to ask for."""
         if isinstance(value, Tensor):
-            raise self.error("E-EVAL-009", f"`{_head(form)}` decides while the program is built, and a tensor has its value "
-                             "only when the program runs", form,
+            raise self.error("E-EVAL-009", f"`{_head(form)}` decides while the program is built, and a tensor has its "
+                             "value only when the program runs", form,
                              help="choose element by element with `(where condition then else)`")
         if value is not True and value is not False:
             self.decide(value, form)
@@ -182,7 +190,8 @@ class Evaluator:
 
     def decide(self, value: Any, form: Any) -> None:
         """Report that the structure of the program depends on a value that came from knobs."""
-        if self.on_decide is not None and knobs_of(value):
+        # a list decides by being empty or not, which no element's knob is about; and it may be long
+        if self.on_decide is not None and not isinstance(value, tuple) and knobs_of(value):
             self.on_decide(value, form)
 
     # ---------------------------------------------------------------- budget
@@ -211,12 +220,14 @@ class Evaluator:
                               "SEXPGPU_EVAL_LIMIT")
 
     def _calls(self) -> list[str]:
-        shown = [f"called by: `{f.name}`{f' at {s.place}' if (s := _span(form)) else ''}" for f, form in reversed(self.stack)]
+        shown = [f"in `{f.name}`{f', called at {s.place}' if (s := _span(form)) else ''}"
+                 for f, form in reversed(self.stack)]
         return shown if len(shown) <= 8 else [*shown[:4], f"… {len(shown) - 8:,} more calls …", *shown[-4:]]
 
     def _too_deep(self, form: Any) -> SexpError:
         return self.error("E-EVAL-042", f"calls nest deeper than {MAX_CALLS:,}", form, notes=self._calls(),
-                          help="make the recursive call the last thing the function does, or use `dotimes`, `mapcar` or `reduce`")
+                          help="make the recursive call the last thing the function does, or use `dotimes`, `mapcar` "
+                               "or `reduce`")
 
     # ---------------------------------------------------------------- mistakes
 

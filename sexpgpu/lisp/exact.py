@@ -62,7 +62,8 @@ def power(x: float, y: float) -> float:
     base = abs(x)
     if base == 1:
         return sign
-    if whole and abs(y) <= 1_024:
+    # only a power this small can be exact or lie halfway between two floats, where Ziv's test would never decide
+    if whole and abs(y) <= 64:
         return sign * _fraction(Fraction(base) ** int(y))
     size = _context(_START).multiply(_context(_START).ln(Decimal(base)), Decimal(y))
     if size > 710 or size < -746:

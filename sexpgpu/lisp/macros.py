@@ -59,7 +59,8 @@ def to_form(ev: Any, value: Any, macro: Macro, call: ListForm) -> Form:
         for item in pending:
             if isinstance(item, tuple) and getattr(item, "form", None) is None:
                 if len(stack) >= MAX_NESTING:
-                    raise ev.error("E-EVAL-042", f"what the macro `{macro.name}` makes nests deeper than {MAX_NESTING:,}", call)
+                    raise ev.error("E-EVAL-042", f"what the macro `{macro.name}` makes nests deeper than "
+                                   f"{MAX_NESTING:,}", call)
                 ev.spend(FORM * (len(item) + 1), call)
                 bracket = bool(item) and item[0] is BRACKET
                 stack.append((bracket, pending))

@@ -77,7 +77,8 @@ class Loader:
         if name in self.files:
             return self.files[name]
         pure = PurePosixPath(name)
-        if not name or pure.is_absolute() or ".." in pure.parts or "\\" in name or ":" in name or not name.isprintable():
+        odd = "\\" in name or ":" in name or not name.isprintable()
+        if not name or pure.is_absolute() or ".." in pure.parts or odd:
             fail("E-EVAL-013", f"`{name[:60]}` is no path below the main file's folder", span,
                  help="name a module of the library, or a path like `parts/model`, with no `..` and no `/` in front")
         relative = pure if pure.suffix == ".lisp" else PurePosixPath(f"{name}.lisp")
@@ -96,7 +97,7 @@ class Loader:
             close = nearest(name, known)
             fail("E-EVAL-011", f"there is no module `{name}`", span,
                  notes=[f"looked for it in the library and for `{relative}` beside the main file"],
-                 help=[f"did you mean `{close[0]}`?"] if close else [f"modules of the library: {', '.join(known[:20])}"])
+                 help=f"did you mean `{close[0]}`?" if close else f"modules of the library: {', '.join(known[:20])}")
         if not path.resolve().is_relative_to(self.base.resolve()):
             fail("E-EVAL-013", f"`{name}` is a link that leads out of the main file's folder", span,
                  help="copy the file into the folder")
@@ -166,7 +167,8 @@ def _read_text(path: Path, shown: str, span: Span | None) -> str:
     except UnicodeDecodeError as mistake:
         fail("E-READ-014", f"`{shown}` is not UTF-8 text (byte {mistake.start})", span, help="save it as UTF-8")
     except OSError as mistake:
-        fail("E-READ-014", f"`{shown}` cannot be read: {mistake.strerror or mistake}", span, help="check the name and its permissions")
+        fail("E-READ-014", f"`{shown}` cannot be read: {mistake.strerror or mistake}", span,
+             help="check the name and its permissions")
 
 
 __all__ = ["File", "Loader", "find_stdlib", "read_cached"]

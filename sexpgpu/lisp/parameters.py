@@ -102,7 +102,8 @@ def check_keys(callee: Any, given: dict[str, Any], known: tuple[str, ...]) -> No
             if not known:
                 raise mismatch(callee, "E-EVAL-004", f"`{callee.name}` takes no keyword, but was given `:{key}`")
             close = nearest(key, known)
-            helps = (f"did you mean `:{close[0]}`?",) if close else ("its keywords: " + " ".join(f":{k}" for k in known),)
+            listing = "its keywords: " + " ".join(f":{k}" for k in known)
+            helps = (f"did you mean `:{close[0]}`?" if close else listing,)
             raise mismatch(callee, "E-EVAL-004", f"`{callee.name}` has no keyword `:{key}`", helps)
 
 
@@ -118,7 +119,6 @@ def bind_arguments(callee: Any, p: Parameters, args: list, kwargs: dict[str, Any
     bound: dict[str, Any] = {}
     if kwargs:
         by_name = {k: v for k, v in kwargs.items() if k in key_names}
-        # a required parameter given by its name is a common slip: say so through check_keys
         if p.rest and not p.keys:
             for key, value in kwargs.items():
                 args = [*args, Keyword(key), value]

@@ -153,7 +153,8 @@ class Module:
 
     def define(self, name: str, value: Any, span: Span | None = None) -> None:
         if name in self.reserved:
-            fail("E-EVAL-014", f"`{name}` is a form of the language and cannot be defined", span, help="choose another name")
+            fail("E-EVAL-014", f"`{name}` is a form of the language and cannot be defined", span,
+                 help="choose another name")
         if not self.main and (name in self.builtins or name in self.specials):
             fail("E-EVAL-014", f"the module `{self.name}` defines `{name}`, which is a builtin", span,
                  notes=["only the main file may shadow a builtin: elsewhere it would change what importers mean"],

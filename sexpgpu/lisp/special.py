@@ -261,9 +261,9 @@ def _setq(c: Compiler, f: ListForm, scope: Scope, cell: list, tail: bool) -> Com
             if not env.set(symbol.name, value):
                 known = scope.module.names() | scope.local_names()
                 foreign = scope.module.lookup(symbol.name) is not None
-                raise ev.error("E-EVAL-018", f"`setq` changes a name of this file, and `{symbol.name}` is none", symbol, help=(
-                    f"define one of your own: `(defparameter {symbol.name} …)`" if foreign
-                    else ev.suggest_name(symbol.name, known)))
+                own = f"define one of your own: `(defparameter {symbol.name} …)`"
+                raise ev.error("E-EVAL-018", f"`setq` changes a name of this file, and `{symbol.name}` is none", symbol,
+                               help=own if foreign else ev.suggest_name(symbol.name, known))
         return value
 
     return run, cost
@@ -488,7 +488,7 @@ def _template_value(c: Compiler, item: Form, level: int, scope: Scope, cell: lis
     for part in item.items:
         splice = level == 1 and isinstance(part, ListForm) and part.head() == "unquote-splicing" and len(part.items) == 2
         inner = part.items[1] if splice else part
-        code, more = c.compile(inner, scope, cell) if splice else _template_value(c, part, level, scope, cell)
+        code, more = c.compile(inner, scope, cell) if splice else _template_value(c, inner, level, scope, cell)
         parts.append((splice, code, part))
         cost += more + 4
     ev = c.ev

@@ -73,7 +73,7 @@ def with_knobs(value: Any, knobs: frozenset[str]) -> Any:
     if not knobs:
         return value
     if isinstance(value, tuple):
-        return tuple(with_knobs(v, knobs | knobs_of(v)) for v in value)
+        return _list_with_knobs(value, knobs, {})
     if isinstance(value, Symbol):
         return KnobSymbol(value.name, frozenset(knobs), span=value.span, trail=value.trail)
     carrier = _CARRIERS.get(type(value))
@@ -84,17 +84,28 @@ def with_knobs(value: Any, knobs: frozenset[str]) -> Any:
     return made
 
 
+def _list_with_knobs(value: tuple, knobs: frozenset[str], done: dict[int, tuple]) -> tuple:
+    """Each list once: `(list x x)` a hundred times over is a small value with 2^100 leaves."""
+    made = done.get(id(value))
+    if made is None:
+        made = done[id(value)] = tuple([
+            _list_with_knobs(v, knobs, done) if isinstance(v, tuple) else with_knobs(v, knobs | knobs_of(v)) for v in value])
+    return made
+
+
 def knobs_of(value: Any) -> frozenset[str]:
     """The names of the knobs a value came from; of a list, those of its elements."""
     if type(value) in _KNOB_TYPES:
         return value.knobs
     if not isinstance(value, tuple):
         return NONE
-    found, todo = NONE, [value]
+    found, todo, seen = NONE, [value], {id(value)}
     while todo:
         for v in todo.pop():
             if isinstance(v, tuple):
-                todo.append(v)
+                if id(v) not in seen:
+                    seen.add(id(v))
+                    todo.append(v)
             elif type(v) in _KNOB_TYPES:
                 found |= v.knobs
     return found
@@ -213,7 +224,7 @@ def truthy(value: Any) -> bool:
 
 
 def form_value(form: Form) -> Any:
-    """The value of a quoted form: symbols and keywords stay, lists become tuples. Iterates; `read` bounds the nesting."""
+    """The value of a quoted form: symbols and keywords stay, lists become tuples. Does not recurse."""
     if isinstance(form, ListForm):
         return _list_value(form)
     return form.value if isinstance(form, Literal) else form
@@ -231,7 +242,8 @@ def _list_value(top: ListForm) -> tuple:
                 break
             done[-1].append(item.value if isinstance(item, Literal) else item)
         else:
-            made = FormList(((Symbol("list", span=form.span),) if form.bracket and done[-1] else ()) + tuple(done.pop()))
+            first = (Symbol("list", span=form.span),) if form.bracket and done[-1] else ()
+            made = FormList(first + tuple(done.pop()))
             made.form = form
             stack.pop()
             if not stack:

@@ -11,7 +11,7 @@ from math import pi, sqrt
 from typing import Any
 
 from sexpgpu.ir import Node, TensorType
-from sexpgpu.ops.definition import Lowering, Op, OpProblem, Parameter, build
+from sexpgpu.ops.definition import Lowering, Op, OpProblem, Parameter, build, constant
 from sexpgpu.ops.helpers import (
     Attrs,
     Types,
@@ -125,13 +125,13 @@ def _power_derivative(node: Node, ct: Node) -> Sequence[Node | None]:
     if p.op == "constant":  # keeps 0 · x^-1 out of the higher derivatives of x^1 and x^2
         value = p.attrs["value"]
         if value in (0.0, 1.0):
-            return (None if value == 0.0 else mul(ct, 1.0), None)
-        slope = (
-            mul(x, 2.0)
-            if value == 2.0
-            else mul(build("power", x, sub(value - 1.0, mul(p, 0.0)) if p.type.rank else combine("+", p, -1.0)), value)
+            return (ct if value else None, None)
+        return (
+            mul(
+                ct, mul(x, 2.0) if value == 2.0 else mul(build("power", x, constant(value - 1.0, x.type.dtype)), value)
+            ),
+            None,
         )
-        return (mul(ct, slope), None)
     by_x = mul(ct, mul(p, build("power", x, sub(p, 1.0))))
     positive = combine(">", x, 0.0)
     safe = where(positive, x, 1.0)

@@ -63,7 +63,9 @@ def print_value(value) -> str:
             return "+inf" if value > 0 else "-inf"
         return float.__repr__(value)
     if isinstance(value, Fraction):
-        return f"{value.numerator}/{value.denominator}"
+        return f"{print_value(value.numerator)}/{print_value(value.denominator)}"
+    if value.bit_length() > 14_000:  # past what the reader takes and Python prints (4,300 digits)
+        return f"#<integer of {value.bit_length()} bits>"
     return int.__repr__(value)
 
 

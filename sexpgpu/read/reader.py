@@ -97,7 +97,7 @@ def _comment_end(source: Source, start: int) -> int:
 
 
 class _Build(Transformer):
-    """Makes forms while the parser reduces; one object a text, since it needs the source for spans."""
+    """Makes forms while the parser reduces; `source` is the text being read."""
 
     def __init__(self, source: Source):
         super().__init__()
@@ -137,7 +137,8 @@ class _Build(Transformer):
             elif body in ESCAPES:
                 return ESCAPES[body]
             start = token.start_pos + 1 + m.start()
-            fail("E-READ-008", f"a string has no escape `{m.group()[:12]}`", Span(self.source, start, start + len(m.group())),
+            span = Span(self.source, start, start + len(m.group()))
+            fail("E-READ-008", f"a string has no escape `{m.group()[:12]}`", span,
                  help='write one of `\\n` `\\t` `\\r` `\\\\` `\\"` `\\0` `\\xHH` `\\uHHHH` `\\u{H…}`')
 
         body = str(token)[1:-1]
@@ -178,7 +179,8 @@ def _number(text: str, span: Span) -> int | float | Fraction:
     if _FLOAT.fullmatch(text):
         value = float(text)
         if value in (float("inf"), float("-inf")):
-            fail("E-READ-006", "this number is too large for a 64-bit float", span, help="write `+inf` or `-inf` for infinity")
+            fail("E-READ-006", "this number is too large for a 64-bit float", span,
+                 help="write `+inf` or `-inf` for infinity")
         return value
     fail("E-READ-006", f"`{text[:40]}` is no number", span,
          help="numbers are like `12`, `-0.5`, `1e-3`, `1/16`; a name does not begin with a digit")
@@ -186,18 +188,13 @@ def _number(text: str, span: Span) -> int | float | Fraction:
 
 def _integer(text: str, span: Span) -> int:
     if len(text.lstrip("+-")) > MAX_DIGITS:
-        fail("E-READ-013", f"an integer has at most {MAX_DIGITS:,} digits here", span, help="compute it: `(expt 10 5000)`")
+        fail("E-READ-013", f"an integer has at most {MAX_DIGITS:,} digits here", span,
+             help="compute it: `(expt 10 5000)`")
     return int(text)
 
 
-# One transformer per text would mean one Lark per text, and a Lark costs 50 ms: the parser is kept and asked for
-# events through its interactive state only on errors; the transformer is swapped in `_Shared`.
-class _Shared(_Build):
-    def __init__(self):
-        super().__init__(Source("", ""))
-
-
-_SHARED = _Shared()
+# A Lark costs 50 ms and holds its transformer: both are made once, and `read` tells the transformer its source.
+_SHARED = _Build(Source("", ""))
 _PARSER = Lark((Path(__file__).parent / "grammar.lark").read_text("utf-8"), parser="lalr", lexer="basic",
                transformer=_SHARED, maybe_placeholders=False)
 

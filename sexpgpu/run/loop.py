@@ -100,8 +100,9 @@ def train(
                 yield PhaseChanged("running", step)
         asked = controls.take_save_request()
         if asked and save is None:
-            yield Warned(note_warning("E-RUN-003", "SIGUSR1 asks for a checkpoint, but this run has no location for one",
-                                      help="give --checkpoint-dir"))
+            yield Warned(note_warning(
+                "E-RUN-003", "SIGUSR1 asks for a checkpoint, but this run has no location for one",
+                help="give --checkpoint-dir"))
         if save is not None and (last or asked or _divides(run.checkpoint_every, step)):
             saved = False
             for event in _saving(save, step, must=last):

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from sexpgpu.cli import main, threads
-from sexpgpu.run.signals import parse_duration
 from sexpgpu.diagnostics import InternalError, SexpError, problem
+from sexpgpu.run.signals import parse_duration
 
 ROOT = Path(__file__).resolve().parents[2]
 HEAVY = {"torch", "triton", "boto3", "botocore", "rich", "requests"}
@@ -54,7 +54,16 @@ def test_nothing_heavy_is_imported(words: list[str]) -> None:
 def test_explain_shows_what_the_file_means() -> None:
     done = sexpgpu("explain", DIGITS, "--set", "hidden=32", "--ir")
     assert done.returncode == 0, done.stderr
-    for text in ("hidden", "set", "default 128", "perceptron/in/weight", "f32[64 32]", "FLOPs", "graph of train"):
+    for text in (
+        "hidden",
+        "set",
+        "default 128",
+        "perceptron/in/weight",
+        "f32[64 32]",
+        "FLOPs",
+        "graph of train",
+        "  f32  ",
+    ):
         assert text in done.stdout, text
 
 

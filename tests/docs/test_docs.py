@@ -123,6 +123,8 @@ def test_every_code_that_is_raised_is_in_the_catalogue() -> None:
     known = {code for module in CATALOGUE.values() for code in import_module(module).CODES}
     raised: dict[str, str] = {}
     for path in (ROOT / "sexpgpu").rglob("*.py"):
+        if path.parent.name == "catalogue":
+            continue
         for code in re.findall(r"[\"'](E-[A-Z]+-[0-9]{3})[\"']", path.read_text("utf-8")):
             raised.setdefault(code, path.relative_to(ROOT).as_posix())
     missing = {code: place for code, place in raised.items() if code not in known}

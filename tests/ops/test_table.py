@@ -1,8 +1,8 @@
 """Names the part that an op lacks: the newcomer's guide to adding one."""
 
 import pytest
-
 from op_cases import CASES
+
 from sexpgpu.diagnostics.catalogue import shape
 from sexpgpu.ops import table
 from sexpgpu.ops.leaves import BOUND

@@ -31,7 +31,8 @@ def test_syntax():
     both = (TargetSpec("jsonl", "/w/a,b.jsonl"), TargetSpec("stdout"))
     assert parse_targets(r"jsonl:a\,b.jsonl, stdout", "/w") == both
     for text, code in (("json:x", "E-RUN-011"), ("jsonl", "E-RUN-011"), ("stdout:x", "E-RUN-011"),
-                       ("stdout,", "E-RUN-011"), ("stdout,stdout", "E-RUN-012"), ("jsonl:a,jsonl:./a", "E-RUN-012"), ("syvain:f", "E-NET-003")):
+                       ("stdout,", "E-RUN-011"), ("stdout,stdout", "E-RUN-012"),
+                       ("jsonl:a,jsonl:./a", "E-RUN-012"), ("syvain:f", "E-NET-003")):
         assert code_of(lambda text=text: parse_targets(text, "/w")) == code, text
 
 

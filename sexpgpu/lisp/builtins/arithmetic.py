@@ -74,6 +74,14 @@ def _float_op(name: str, op: Callable, a: float, b: float) -> float:
     return op(a, b)
 
 
+def compare_cost(values: list[Number]) -> int:
+    """Comparing numbers one after the other: their digits; ratios are multiplied out."""
+    sizes = [size(v) for v in values]
+    if any(isinstance(v, Fraction) for v in values):
+        return len(values) * multiply(max(sizes), max(sizes))
+    return sum(sizes)
+
+
 def zero_division(name: str) -> Any:
     fail("E-EVAL-007", f"`{name}` divides by zero")
 
@@ -136,10 +144,9 @@ def _compare(name: str, op: Callable) -> None:
             value = next(a for a in args if not isinstance(a, int | float | Fraction))
             raise wrong_type(name, "numbers", value, "compare other values with `eq` or `equal`")
         values = [number(name, a) for a in args]
-        for value in values:
-            ev.spend(size(value), name)
+        ev.spend(compare_cost(values), name)
         if name == "/=":
-            ev.spend(len(values) ** 2, name)
+            ev.spend(len(values) * compare_cost(values), name)
             pairs = [(a, b) for i, a in enumerate(values) for b in values[i + 1:]]
         else:
             pairs = list(zip(values, values[1:], strict=False))
@@ -162,8 +169,9 @@ def _extreme(name: str, better: Callable) -> None:
         if not args:
             check_count(TABLE[name], 0, 1, None)
         best = None
-        for value in (number(name, a) for a in args):
-            ev.spend(size(value), name)
+        values = [number(name, a) for a in args]
+        ev.spend(compare_cost(values), name)
+        for value in values:
             if value != value:
                 return joined(value, *args)
             best = value if best is None or better(value, best) else best
@@ -183,14 +191,15 @@ def _unary(name: str, doc: str, fn: Callable[[Any, Number], Number]) -> None:
             return tensor_call(ev, name, args, kwargs, span)
         check_keys(TABLE[name], kwargs, ())
         check_count(TABLE[name], len(args), 1, 1)
-        return joined(fn(ev, number(name, args[0])), args[0])
+        value = number(name, args[0])
+        ev.spend(size(value), name)
+        return joined(fn(ev, value), args[0])
 
     unary.__doc__ = doc
     raw(TABLE, name, "(number)")(unary)
 
 
 def _absolute(ev: Any, x: Number) -> Number:
-    ev.spend(size(x), "abs")
     return abs(x)
 
 
@@ -377,14 +386,18 @@ raw(TABLE, "sum", "(list)")(_sum)
 def _numerator(ev: Any, args: list, kwargs: dict[str, Any], span: Any) -> Any:
     """The part of a ratio above the line."""
     value = number("numerator", args[0])
-    return joined(value.numerator, args[0]) if not isinstance(value, float) else fail("E-EVAL-006", "a float is no ratio")
+    if isinstance(value, float):
+        raise wrong_type("numerator", "an integer or ratio", value)
+    return joined(value.numerator, args[0])
 
 
 @native(TABLE, "denominator", "(number)")
 def _denominator(ev: Any, args: list, kwargs: dict[str, Any], span: Any) -> Any:
     """The part of a ratio below the line."""
     value = number("denominator", args[0])
-    return joined(value.denominator, args[0]) if not isinstance(value, float) else fail("E-EVAL-006", "a float is no ratio")
+    if isinstance(value, float):
+        raise wrong_type("denominator", "an integer or ratio", value)
+    return joined(value.denominator, args[0])
 
 
 @native(TABLE, "float", "(number)")

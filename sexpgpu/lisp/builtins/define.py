@@ -14,7 +14,7 @@ Function = Callable[..., Any]
 
 
 def native(table: dict[str, Native], name: str, signature: str) -> Callable[[Function], Function]:
-    """Declare `fn(ev, args, kwargs, span)` as the builtin `name`; its count and keywords are checked by the signature."""
+    """Declare `fn(ev, args, kwargs, span)` as the builtin `name`; the signature checks count and keywords."""
     p = parse_parameters(read_datum(signature, name))
     least, most = len(p.required), None if p.rest else len(p.required) + len(p.optional)
     keys = tuple(n for n, _ in p.keys)

@@ -5,15 +5,16 @@ from __future__ import annotations
 from functools import cmp_to_key
 from typing import Any
 
-from sexpgpu.diagnostics import fail, problem
+from sexpgpu.diagnostics import fail
 from sexpgpu.forms import Symbol
-from sexpgpu.lisp.budget import size
+from sexpgpu.lisp.budget import divide, size
 from sexpgpu.lisp.builtins.arithmetic import TABLE as ARITHMETIC
-from sexpgpu.lisp.builtins.arithmetic import number
+from sexpgpu.lisp.builtins.arithmetic import compare_cost, number
 from sexpgpu.lisp.builtins.define import index_of, joined, listed, native, text, whole
 from sexpgpu.lisp.builtins.logic import equal
+from sexpgpu.lisp.parameters import check_count
 from sexpgpu.lisp.macros import split_keywords
-from sexpgpu.lisp.values import NIL, Closure, KnobBool, Native, Tensor, knobs_of, with_knobs
+from sexpgpu.lisp.values import NIL, Closure, KnobBool, Native, Tensor
 
 TABLE: dict[str, Native] = {}
 
@@ -109,7 +110,7 @@ def _nth(ev: Any, args: list, kwargs: dict[str, Any], span: Any) -> Any:
     """The element at an index from 0."""
     items = listed("nth", args[1])
     value = items[index_of("nth", args[0], len(items))]
-    return with_knobs(value, knobs_of(value) | knobs_of(args[0])) if knobs_of(args[0]) else value
+    return joined(value, value, args[0]) if not isinstance(value, tuple) else value
 
 
 @native(TABLE, "elt", "(list index)")
@@ -141,6 +142,7 @@ def _range(ev: Any, args: list, kwargs: dict[str, Any], span: Any) -> Any:
     step = values[2] if len(values) == 3 else 1
     if step == 0:
         fail("E-EVAL-006", "`range` cannot go by steps of 0")
+    ev.spend(divide(size(max(abs(start), abs(end))), size(step)), "range")
     count = max(0, -((start - end) // step))
     ev.spend(count * (4 + size(max(abs(start), abs(end))) // 20), "range")
     return tuple(range(start, end, step))
@@ -193,15 +195,18 @@ def _funcall(ev: Any, args: list, kwargs: dict[str, Any], span: Any) -> Any:
     return ev.call(args[0], args[1:], kwargs, span)
 
 
-# `apply` and `funcall` pass keywords on, so they check only their count
-for _name in ("apply", "funcall"):
-    def _passing(ev: Any, args: list, kwargs: dict[str, Any], span: Any, fn: Any = {"apply": _apply, "funcall": _funcall}[_name],
-                 name: str = _name) -> Any:
-        if not args:
-            raise problem("E-EVAL-003", f"`{name}` takes at least 1 argument, not 0")
+def _passing(name: str, fn: Any) -> None:
+    """`apply` and `funcall` pass keywords on, so they check only their count."""
+
+    def call(ev: Any, args: list, kwargs: dict[str, Any], span: Any) -> Any:
+        check_count(TABLE[name], len(args), 1, None)
         return fn(ev, args, kwargs, span)
 
-    TABLE[_name] = Native(_name, _passing, TABLE[_name].doc, TABLE[_name].signature)
+    TABLE[name] = Native(name, call, TABLE[name].doc, TABLE[name].signature)
+
+
+_passing("apply", _apply)
+_passing("funcall", _funcall)
 
 
 def _filter(name: str, keep: bool) -> None:
@@ -280,9 +285,8 @@ def _sort(ev: Any, args: list, kwargs: dict[str, Any], span: Any) -> Any:
     items, less = listed("sort", args[0]), args[1]
     _pay(ev, len(items), "sort")
     if less in (ARITHMETIC["<"], ARITHMETIC[">"]):
-        for item in items:
-            number("sort", item)
-        ev.spend(sum(size(i) for i in items) * max(1, len(items).bit_length()), "sort")
+        values = [number("sort", item) for item in items]
+        ev.spend(compare_cost(values) * max(1, len(items).bit_length()) if values else 0, "sort")
         return tuple(sorted(items, reverse=less is ARITHMETIC[">"]))
 
     def compare(a: Any, b: Any) -> int:

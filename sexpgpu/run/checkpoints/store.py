@@ -22,8 +22,8 @@ from sexpgpu.run.storage.file import FileStore, sync_file
 PART_BYTES = 2 << 30
 HEADER_BYTES = 64 << 20
 #: the word of the IR <- the word of a safetensors header
-DTYPES = {"F64": "f64", "F32": "f32", "F16": "f16", "BF16": "bf16", "I64": "i64", "I32": "i32", "I16": "i16", "I8": "i8",
-          "U8": "u8", "U16": "u16", "BOOL": "bool"}
+DTYPES = {"F64": "f64", "F32": "f32", "F16": "f16", "BF16": "bf16", "I64": "i64", "I32": "i32", "I16": "i16",
+          "I8": "i8", "U8": "u8", "U16": "u16", "BOOL": "bool"}
 
 
 def save(store: FileStore, state: Mapping[str, torch.Tensor], manifest: Manifest, keep: int) -> str:

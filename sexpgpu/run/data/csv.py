@@ -214,5 +214,6 @@ def _parsed(table: _Table, column: int) -> list[float]:
             pass
     for row, cell in enumerate(cells):
         if not _NUMBER.fullmatch(cell) and cell.strip().lower().lstrip("+-") not in ("nan", "inf", "infinity"):
-            table.bad("E-DATA-003", row, column, "is not a number" if cell.strip() else "is empty; a number belongs here")
+            what = "is not a number" if cell.strip() else "is empty; a number belongs here"
+            table.bad("E-DATA-003", row, column, what)
     return list(map(float, cells))

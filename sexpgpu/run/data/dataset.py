@@ -33,7 +33,8 @@ class Dataset:
             fail("E-DATA-013", f"data `{self.source.name}` has no part `{part}`", span,
                  help=suggestion(part, parts, "parts"))
         if not len(parts[part]):
-            fail("E-DATA-013", f"part `{part}` of data `{self.source.name}` is empty: {self.count} rows are too few", span)
+            fail("E-DATA-013",
+                 f"part `{part}` of data `{self.source.name}` is empty: {self.count} rows are too few", span)
         return parts[part]
 
     def take(self, rows: np.ndarray) -> dict[str, np.ndarray]:
