@@ -45,8 +45,9 @@ def rows() -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     loaded = load(str(FILE), Selection())
     run = choose_run(loaded.experiment, None)
     bound = bind(run)
-    take = lambda feed: {k: torch.from_numpy(v) for k, v in feed.rows(feed.indices).items()}  # noqa: E731
-    return take(bound.feeds.train), take(bound.feeds.evals["valid"])
+    feeds = (bound.feeds.train, bound.feeds.evals["valid"])
+    train, valid = ({k: torch.from_numpy(v) for k, v in feed.dataset.take(feed.rows).items()} for feed in feeds)
+    return train, valid
 
 
 def eager(seed: int, train: dict[str, torch.Tensor], valid: dict[str, torch.Tensor]) -> float:

@@ -34,8 +34,8 @@ def errors() -> str:
     out = [
         "# Errors",
         "",
-        "Written by `docs/generate.py` from `sexpgpu/diagnostics/catalogue/`; change it there. `sexpgpu explain E-ENV-001`",
-        "prints the page of one code.",
+        "Written by `docs/generate.py` from `sexpgpu/diagnostics/catalogue/`; change it there.",
+        "`sexpgpu explain E-ENV-001` prints the page of one code.",
     ]
     for family, module in CATALOGUE.items():
         codes = import_module(module).CODES

@@ -1,7 +1,8 @@
 """Long proof of exact resume; not part of the test line. Prints one JSON line a check and a summary.
 
 For every k in 1..59 of a 60-step run: stop at k with `--steps k`, resume, compare the final state's digest with that
-of the run without a stop. Then SIGTERMs and kill -9 at random moments. Shuffling and clipping are on.
+of the run without a stop. Then SIGTERMs and kill -9 at random moments, three in four of them between the first step
+and the last, which the status file shows. Shuffling and clipping are on; the model is wide, so that steps take time.
 
     python tests/soak.py [--every 1] [--signals 10] [--seed 0]
 """
@@ -37,7 +38,7 @@ def program(folder: Path) -> Path:
 
 def command(file: Path, name: str, *more: str) -> list[str]:
     base = file.parent
-    return [sys.executable, "-m", "sexpgpu", "run", str(file), "--checkpoint-dir", str(base / name), "--metrics",
+    return [sys.executable, "-m", "sexpgpu", "run", str(file), "--set", "hidden=2048", "--status", str(base / f"{name}.status"), "--checkpoint-dir", str(base / name), "--metrics",
             f"jsonl:{base / name}.jsonl", *more]
 
 
@@ -63,21 +64,39 @@ def records(file: Path, name: str) -> dict[tuple, float]:
     return found
 
 
+def looping(file: Path) -> float:
+    """Seconds from the first record to the last of the whole run."""
+    times = [json.loads(line)["time"] for line in (file.parent / "whole.jsonl").read_text(encoding="utf-8").splitlines()]
+    return times[-1] - times[0]
+
+
 def stopped_at(file: Path, k: int) -> bool:
     name = f"k{k}"
     first, second = run(file, name, "--steps", str(k)), run(file, name, "--resume", "latest")
     return first == second == 0 and digest(file, name) == digest(file, "whole")
 
 
-def interrupted(file: Path, name: str, number: int, after: float) -> tuple[bool, int, int]:
-    """Sends a signal `after` seconds into the run, then resumes until it is done."""
+def stepping(file: Path, name: str) -> bool:
+    """Whether the status file says that a step was made."""
+    try:
+        status = json.loads((file.parent / f"{name}.status").read_text(encoding="utf-8"))
+    except OSError:
+        return False
+    return status["state"] in ("running", "saving", "evaluating", "done") and bool(status["step"] or status["state"] != "running")
+
+
+def interrupted(file: Path, name: str, number: int, after: float, early: bool) -> dict[str, object]:
+    """Sends a signal `after` seconds into the process (`early`) or into the stepping, then resumes."""
     process = subprocess.Popen(command(file, name), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while not early and process.poll() is None and not stepping(file, name):
+        time.sleep(0.002)
     time.sleep(after)
     process.send_signal(number)
     first = process.wait(60)
+    kept = sorted(int(p.parent.name[5:]) for p in (file.parent / name).glob("step-*/manifest.json"))
     second = run(file, name, "--resume", "latest")
-    same = second == 0 and digest(file, name) == digest(file, "whole")
-    return same and records(file, name) == records(file, "whole"), first, second
+    same = second == 0 and digest(file, name) == digest(file, "whole") and records(file, name) == records(file, "whole")
+    return {"after": round(after, 3), "early": early, "exit": first, "newest": kept[-1:], "resume_exit": second, "identical": same}
 
 
 def main() -> int:
@@ -97,13 +116,13 @@ def main() -> int:
             same = stopped_at(file, k)
             failures += not same
             print(json.dumps({"check": "steps", "k": k, "identical": same}), flush=True)
+        loop = looping(file)
         for kind in (signal.SIGTERM, signal.SIGKILL):
             for i in range(options.signals):
-                after = random.uniform(0.2, max(0.5, seconds))
-                same, first, second = interrupted(file, f"{kind.name}{i}", kind, after)
-                failures += not same
-                row = {"check": kind.name, "after": round(after, 3), "exit": first, "resume_exit": second, "identical": same}
-                print(json.dumps(row), flush=True)
+                early = i % 4 == 3
+                row = interrupted(file, f"{kind.name}{i}", kind, random.uniform(0.0, seconds - loop if early else loop), early)
+                failures += not row["identical"]
+                print(json.dumps({"check": kind.name, **row}), flush=True)
     print(json.dumps({"failures": failures}))
     return 1 if failures else 0
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable
+from fractions import Fraction
 from importlib import import_module
 from typing import Any
 
@@ -104,7 +105,13 @@ def _knob(k: Knob) -> tuple[str, ...]:
 
 def datum(value: Any) -> str:
     """A knob's value as the file would write it."""
-    return printable(print_value(value))
+    if value is None:
+        return "nil"
+    if isinstance(value, list | tuple):
+        return "[" + " ".join(datum(v) for v in value) + "]"
+    if isinstance(value, bool | int | float | str | Fraction):
+        return printable(print_value(value))
+    return printable(str(getattr(value, "name", value)))
 
 
 def _run(run: Run, traced: RunReport) -> list[str]:

@@ -129,8 +129,8 @@ def _normalize_vjp(node: Node, ct: Node) -> tuple[Node | None, ...]:
 OPS = (
     Op(
         "attend",
-        "softmax(q kᵀ · :scale) v over the last two axes; q [… t d], k [… s d], v [… s e]. :scale is 1/√d if not given; "
-        ":causal lets a query see its own and earlier keys.",
+        "softmax(q kᵀ · :scale) v over the last two axes; q [… t d], k [… s d], v [… s e]. :scale is 1/√d unless "
+        "given; :causal lets a query see its own and earlier keys.",
         ("q", "k", "v"),
         _infer_attend,
         _attend,

@@ -1,4 +1,4 @@
-"""Reading and adding at indices. Indices are i32 or i64 and must lie in range: a negative one is an error at run time."""
+"""Reading and adding at indices, which are i32 or i64 and must lie in range: a negative one is an error at run time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Initial values of parameters and states: computed on the host in float64, rounded to float32, the same bits everywhere.
+"""Initial values, computed on the host in float64 and rounded to float32: the same bits everywhere.
 
 Only + - * / and sqrt of float64 are used, which IEEE 754 fixes to the last bit: the logarithm is our own, the normal
 quantile is Wichura's PPND16 (algorithm AS 241, Applied Statistics 37, 1988), good to about 1e-16.

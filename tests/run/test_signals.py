@@ -13,6 +13,8 @@ import pytest
 import torch
 from test_session import go, points, records, weights
 
+from sexpgpu.diagnostics import SexpError
+
 SCRIPT = Path(__file__).with_name("fake_run.py")
 ROOT = SCRIPT.parents[2]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
@@ -83,12 +85,12 @@ def test_without_a_location_and_twice(tmp_path):
 def test_usr1_saves_and_two_writers_are_refused(tmp_path):
     process = start(tmp_path, *FILES, "delay=0.02", "steps=5000")
     until(tmp_path, 10, process)
-    second = start(tmp_path, "checkpoint_dir=ck")
-    _, said = second.communicate(timeout=30)
-    assert second.returncode == 2 and ("E-CKPT-011" in said or "E-CKPT-007" in said)
-    second = start(tmp_path, "metrics=jsonl:m.jsonl")
-    _, said = second.communicate(timeout=30)
-    assert second.returncode == 2 and "E-RUN-014" in said
+    with pytest.raises(SexpError) as error:
+        go(tmp_path, status=None, metrics=None, resume="latest", steps=10**6)
+    assert error.value.diagnostic.code == "E-CKPT-011"
+    with pytest.raises(SexpError) as error:
+        go(tmp_path, status=None, checkpoint_dir=None)
+    assert error.value.diagnostic.code == "E-RUN-014"
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=30)
     assert process.returncode == 4

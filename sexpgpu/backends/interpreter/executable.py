@@ -18,7 +18,7 @@ from sexpgpu.ops.random import DRAWS, DrawContext
 class Executable:
     """The results of a graph as a function of its leaves, on the CPU, without autograd.
 
-    leaves: the nodes to bind (inputs, params, states, statistics), in postorder, without `(step)`, which `run` fills in.
+    leaves: the nodes to bind (inputs, params, states, statistics …), in postorder; not `(step)`, which `run` fills in.
     A result may be a view of a binding or of another result: copy what must outlive a change of it.
     """
 
@@ -45,7 +45,7 @@ class Executable:
     def run_list(
         self, values: list[torch.Tensor], seed: int = 0, step: int = 0, sample_offset: int = 0
     ) -> tuple[Any, ...]:
-        """`run` without names: values in the order of `leaves`, results in the order of `names`. `values` is kept as is."""
+        """`run` without names: values in the order of `leaves`, results in the order of `names`."""
         context = self._context(seed, step, sample_offset)
         if self._has_step:
             values = [*values, torch.tensor(step, dtype=torch.int32)]

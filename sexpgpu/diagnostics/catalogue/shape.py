@@ -5,8 +5,8 @@ from sexpgpu.diagnostics.core import Entry
 CODES: dict[str, Entry] = {
     "E-SHAPE-001": Entry(
         "shapes do not broadcast",
-        "Two tensors are combined element by element. Their axes are matched from the last; two sizes must be equal, or one "
-        "of them 1. Use reshape or expand-dims to line axes up, or broadcast to repeat one.",
+        "Two tensors are combined element by element. Their axes are matched from the last; two sizes must be "
+        "equal, or one of them 1. Use reshape or expand-dims to line axes up, or broadcast to repeat one.",
     ),
     "E-SHAPE-002": Entry(
         "dtypes differ",
@@ -14,8 +14,8 @@ CODES: dict[str, Entry] = {
     ),
     "E-SHAPE-003": Entry(
         "inner dimensions differ",
-        "(matmul a b) sums over the last axis of a and the last but one of b: [m k] by [k n] is [m n]. The message shows "
-        "where both sizes come from. A weight may need (transpose w), or a layer another width.",
+        "(matmul a b) sums over the last axis of a and the last but one of b: [m k] by [k n] is [m n]. The "
+        "message shows where both sizes come from. A weight may need (transpose w), or a layer another width.",
     ),
     "E-SHAPE-004": Entry(
         "no such axis",
@@ -23,17 +23,18 @@ CODES: dict[str, Entry] = {
     ),
     "E-SHAPE-005": Entry(
         "the number of elements changes",
-        "reshape keeps every element, so the product of the sizes stays; one size may be -1, it is then computed. squeeze "
-        "takes away axes of size 1 only.",
+        "reshape keeps every element, so the product of the sizes stays; one size may be -1, it is then computed. "
+        "squeeze takes away axes of size 1 only.",
     ),
     "E-SHAPE-006": Entry(
         "an op of floats got another dtype",
-        "Division, means, exponentials and products of matrices are for float tensors: cast integers and bools first, "
-        "(cast x f32). A float bound with an integer tensor needs the cast too.",
+        "Division, means, exponentials and products of matrices are for float tensors: cast integers and bools "
+        "first, (cast x f32). A float bound with an integer tensor needs the cast too.",
     ),
     "E-SHAPE-007": Entry(
         "wrong number of axes",
-        "The op needs a tensor of another rank; the message says which. reshape, expand-dims and squeeze change the rank.",
+        "The op needs a tensor of another rank; the message says which. reshape, expand-dims and squeeze change "
+        "the rank.",
     ),
     "E-SHAPE-008": Entry(
         "tensors to join differ",
@@ -41,7 +42,8 @@ CODES: dict[str, Entry] = {
     ),
     "E-SHAPE-009": Entry(
         "the slice does not lie in the axis",
-        "slice takes :start … :stop (not included) of one axis. Negative bounds count from the end; :step is 1 or more.",
+        "slice takes :start … :stop (not included) of one axis. Negative bounds count from the end; :step is 1 or "
+        "more.",
     ),
     "E-SHAPE-010": Entry(
         "no order of the axes",
@@ -57,10 +59,13 @@ CODES: dict[str, Entry] = {
     ),
     "E-SHAPE-013": Entry(
         "a size is not a whole number",
-        "Sizes of a shape and counts are integers of 0 or more, known when the file is read. A division that leaves a "
-        "fraction, as (/ 130 4), is the usual cause.",
+        "Sizes of a shape and counts are integers of 0 or more, known when the file is read. A division that "
+        "leaves a fraction, as (/ 130 4), is the usual cause.",
     ),
-    "E-SHAPE-014": Entry("too few operands", "The op needs more tensors than it was given."),
+    "E-SHAPE-014": Entry(
+        "too few operands",
+        "The op needs more tensors than it was given.",
+    ),
     "E-SHAPE-015": Entry(
         "an attribute the op does not take",
         "The value of a keyword is outside what the op accepts; the message says what it takes.",
@@ -69,12 +74,13 @@ CODES: dict[str, Entry] = {
         "only a scalar has a gradient",
         "(grad y x) needs a float y with no axes: take (mean y) or (sum y) first.",
     ),
+    "E-SHAPE-017": Entry(
+        "no gradient by this tensor",
+        "Gradients are by float tensors: fields, parameters, states or (variable x). An integer or bool tensor "
+        "has none.",
+    ),
     "E-SHAPE-020": Entry(
         "nothing to differentiate",
         "(grad y x) takes a float scalar y and a float tensor x: a field, a parameter, a state or (variable x).",
-    ),
-    "E-SHAPE-017": Entry(
-        "no gradient by this tensor",
-        "Gradients are by float tensors: fields, parameters, states or (variable x). An integer or bool tensor has none.",
     ),
 }

@@ -10,9 +10,11 @@ point inside always comes back inside, so the walk is a bijection on 0 … n-1. 
 from __future__ import annotations
 
 import hashlib
+from functools import lru_cache
 
 import numpy as np
 
+WHOLE = 1 << 18  # samples up to which a whole epoch's permutation is kept (2 MiB)
 ROUNDS = 12  # more than the 4 of theory: the halves are narrow for small n
 
 
@@ -54,8 +56,22 @@ def batch_indices(n: int, seed: int, batch: int, step: int, shuffle: bool) -> np
     out = np.empty_like(index)
     for epoch in range(int(epochs[0]), int(epochs[-1]) + 1):
         here = epochs == epoch
-        out[here] = permute(index[here], n, round_keys(seed, epoch))
+        out[here] = _in_epoch(index[here], n, seed, epoch)
     return out
+
+
+def _in_epoch(index: np.ndarray, n: int, seed: int, epoch: int) -> np.ndarray:
+    if n <= WHOLE:
+        return _whole_epoch(n, seed, epoch)[index]
+    return permute(index, n, round_keys(seed, epoch))
+
+
+@lru_cache(maxsize=2)
+def _whole_epoch(n: int, seed: int, epoch: int) -> np.ndarray:
+    """The same numbers as `permute` gives one by one: a few dozen numpy calls an epoch instead of a step."""
+    order = permute(np.arange(n, dtype=np.int64), n, round_keys(seed, epoch))
+    order.setflags(write=False)
+    return order
 
 
 def cursor(n: int, batch: int, step: int) -> tuple[int, int]:
