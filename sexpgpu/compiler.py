@@ -25,6 +25,7 @@ from sexpgpu.ops import table
 from sexpgpu.passes.precision import apply_precision
 from sexpgpu.passes.simplify import simplify
 from sexpgpu.passes.train_step import entry_results, expand_gradients, forward_results, micro_step, update_step, whole_step
+from sexpgpu.source import Span
 
 #: device -> "module:class" of its program
 BACKENDS = {"cpu": "sexpgpu.backends.interpreter.program:InterpreterProgram"}
@@ -105,16 +106,17 @@ def trajectory(traced: TracedRun, run: Run) -> dict[str, str]:
     return {name: hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest() for name, value in parts.items()}
 
 
-def label_bounds(traced: TracedRun) -> list[tuple[str, int, int, str]]:
-    """(field, low, high, why) of integer fields that an op indexes with directly: found in bind, not in a step."""
+def label_bounds(traced: TracedRun) -> list[tuple[str, int, int, Span | None, str]]:
+    """(field, low, high, place, why) of integer fields that an op indexes with directly: found in bind, not in a step."""
+    place = traced.run.loss.function.span
     bounds = []
     for node in postorder(graph_results(traced).values()):
         if node.op == "softmax-cross-entropy" and node.inputs[1].op == "input":
             classes = node.inputs[0].type.shape[-1]
-            bounds.append((node.inputs[1].attrs["name"], 0, classes - 1, f"softmax-cross-entropy has {classes} classes"))
+            bounds.append((node.inputs[1].attrs["name"], 0, classes - 1, place, f"softmax-cross-entropy has {classes} classes"))
         elif node.op == "gather" and node.inputs[1].op == "input":
             rows = node.inputs[0].type.shape[node.attrs["axis"]]
-            bounds.append((node.inputs[1].attrs["name"], 0, rows - 1, f"gather takes one of {rows} rows"))
+            bounds.append((node.inputs[1].attrs["name"], 0, rows - 1, place, f"gather takes one of {rows} rows"))
     return bounds
 
 

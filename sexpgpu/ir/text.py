@@ -90,7 +90,8 @@ def _operands(text: str) -> tuple[list[int], dict[str, Any]]:
     """The numbers of the operands and the attributes of one line; lists nest by a stack."""
     operands: list[int] = []
     attrs: dict[str, Any] = {}
-    key, open_lists, at = "", [], 0
+    open_lists: list[list[Any]] = []
+    key, at = "", 0
     while at < len(text):
         token = _TOKEN.match(text, at)
         if token is None:

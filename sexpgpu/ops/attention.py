@@ -6,13 +6,14 @@ from math import sqrt
 from typing import Any
 
 from sexpgpu.ir import Node, TensorType
-from sexpgpu.ops.definition import Lowering, Op, OpProblem, Parameter, build
+from sexpgpu.ops.definition import Lowering, Op, OpProblem, Parameter, build, constant
 from sexpgpu.ops.helpers import (
     Attrs,
     Types,
     add,
     axes_of,
     mul,
+    neg,
     per_input,
     require_float,
     same_dtype,
@@ -68,20 +69,22 @@ def _attend(torch: Any, node: Node, args: list[Any]) -> Any:
 
 
 def _attend_vjp(node: Node, ct: Node) -> tuple[Node | None, ...]:
+    """As in FlashAttention (Dao et al. 2022): the row sums of ct · result stand for those of [t s] matrices."""
     q, k, v = node.inputs
     scale, size = node.attrs["scale"], k.type.shape[-2]
-    scores = mul(build("matmul", q, build("transpose", k)), scale)
+    scaled = mul(q, scale)
+    scores = build("matmul", scaled, build("transpose", k))
     if node.attrs["causal"]:
         column = build("iota", count=size)
         seen = build(">=", build("reshape", column, shape=(size, 1)), column)
-        scores = where(seen, scores, float("-inf"))
+        # added, not selected: one [t s] matrix for all heads, and torch's `where` is slow over broadcast masks
+        scores = add(scores, where(seen, constant(0.0, q.type.dtype), float("-inf")))
     weights = build("softmax", scores)
-    by_weights = build("matmul", ct, build("transpose", v))
-    inner = total(mul(by_weights, weights), (scores.type.rank - 1,), keep=True)
-    by_scores = mul(mul(weights, sub(by_weights, inner)), scale)
+    inner = total(mul(ct, node), (node.type.rank - 1,), keep=True)
+    by_scores = mul(weights, sub(build("matmul", ct, build("transpose", v)), inner))
     return (
-        build("matmul", by_scores, k),
-        build("matmul", build("transpose", by_scores), q),
+        mul(build("matmul", by_scores, k), scale),
+        build("matmul", build("transpose", by_scores), scaled),
         build("matmul", build("transpose", weights), ct),
     )
 
@@ -115,16 +118,54 @@ def _normalize(torch: Any, node: Node, args: list[Any]) -> Any:
 
 
 def _normalize_vjp(node: Node, ct: Node) -> tuple[Node | None, ...]:
-    """With r = rsqrt(var + eps): r · (ct - mean(ct) - y mean(ct y)), without the second term if not centred."""
-    x, axes = node.inputs[0], node.attrs["axis"]
-    mean = lambda value: build("mean", value, axis=axes, **{"keep-dims": True})  # noqa: E731
-    spread = sub(x, mean(x)) if node.attrs["center"] else x
-    scale = build("rsqrt", add(mean(build("square", spread)), node.attrs["eps"]))
-    out = sub(ct, mul(node, mean(mul(ct, node))))
-    if node.attrs["center"]:
-        out = sub(out, mean(ct))
-    return (mul(out, scale),)
+    return (build("normalize-grad", node.inputs[0], ct, **node.attrs),)
 
+
+def _infer_normalize_grad(types: Types, attrs: Attrs) -> TensorType:
+    require_float("normalize-grad", *types)
+    same_dtype("normalize-grad", types)
+    if types[0].shape != types[1].shape:
+        raise OpProblem("E-SHAPE-001", f"normalize-grad: {types[0]} and {types[1]} differ")
+    return types[0]
+
+
+def _normalize_grad(torch: Any, node: Node, args: list[Any]) -> Any:
+    """With r = rsqrt(var + eps): r · (ct - mean(ct) - y mean(ct y)), without the second term if not centred."""
+    x, ct = args
+    axes, eps, center = node.attrs["axis"], node.attrs["eps"], node.attrs["center"]
+    if center and axes and axes == tuple(range(x.dim() - len(axes), x.dim())):
+        shape = [x.shape[a] for a in axes]
+        x, ct = x.contiguous(), ct.contiguous()
+        _, mean, scale = torch.native_layer_norm(x, shape, None, None, eps)
+        backward = torch.ops.aten.native_layer_norm_backward
+        return backward(ct, x, shape, mean, scale, None, None, [True, False, False])[0]
+    if center:
+        x = x - x.mean(axes, True)
+    scale = torch.rsqrt((x * x).mean(axes, True) + eps)
+    y = x * scale
+    out = ct - y * (ct * y).mean(axes, True)
+    return (out - ct.mean(axes, True) if center else out) * scale
+
+
+def _normalize_grad_vjp(node: Node, ct: Node) -> tuple[Node | None, ...]:
+    """Symmetric and linear in c; by x: -r · (r y (mean(ct c) - mean(ct) mean(c) - a b) + b g(c) + a g(ct)),
+    where a = mean(c y), b = mean(ct y) and g is this op."""
+    x, c = node.inputs
+    axes, center = node.attrs["axis"], node.attrs["center"]
+    mean = lambda value: build("mean", value, axis=axes, **{"keep-dims": True})  # noqa: E731
+    y = build("normalize", x, **node.attrs)
+    other = build("normalize-grad", x, ct, **node.attrs)
+    a, b = mean(mul(c, y)), mean(mul(ct, y))
+    inner = sub(mean(mul(ct, c)), mul(a, b))
+    if center:
+        inner = sub(inner, mul(mean(ct), mean(c)))
+    spread = sub(x, mean(x)) if center else x
+    scale = build("rsqrt", add(mean(build("square", spread)), node.attrs["eps"]))
+    by_x = neg(mul(scale, add(mul(mul(scale, y), inner), add(mul(b, node), mul(a, other)))))
+    return (by_x, other)
+
+
+_NORMALIZE = (Parameter("axis", "axes", -1), Parameter("eps", "float", 1e-5), Parameter("center", "bool", True))
 
 OPS = (
     Op(
@@ -150,8 +191,22 @@ OPS = (
         per_input(8),
         Lowering("template", "normalize"),
         vjp=_normalize_vjp,
-        attributes=(Parameter("axis", "axes", -1), Parameter("eps", "float", 1e-5), Parameter("center", "bool", True)),
+        attributes=_NORMALIZE,
         example="(normalize x :axis -1)",
+        canonical=_canonical_normalize,
+    ),
+    Op(
+        "normalize-grad",
+        "The gradient of normalize by its operand.",
+        ("x", "ct"),
+        _infer_normalize_grad,
+        _normalize_grad,
+        per_input(14),
+        Lowering("template", "normalize-grad"),
+        vjp=_normalize_grad_vjp,
+        attributes=_NORMALIZE,
+        lisp=False,
+        example="(normalize-grad x ct)",
         canonical=_canonical_normalize,
     ),
 )

@@ -41,7 +41,10 @@ class OpProblem(Exception):
 
 @dataclass(frozen=True)
 class Parameter:
-    """A keyword of the op in Lisp that becomes an attribute. `kind`: int, float, number, bool, axis, axes, shape, dtype, string."""
+    """A keyword of the op in Lisp that becomes an attribute.
+
+    `kind`: int, float, number, bool, axis, axes, shape, dtype, string.
+    """
 
     name: str
     kind: str

@@ -38,8 +38,28 @@ def _infer_same(name: str) -> Callable[[Types, Attrs], TensorType]:
 
 
 def _softmax_vjp(node: Node, ct: Node) -> tuple[Node | None, ...]:
-    inner = total(mul(ct, node), (node.attrs["axis"],), keep=True)
-    return (mul(node, sub(ct, inner)),)
+    return (build("softmax-grad", node, ct, axis=node.attrs["axis"]),)
+
+
+def _infer_softmax_grad(types: Types, attrs: Attrs) -> TensorType:
+    require_float("softmax-grad", *types)
+    same_dtype("softmax-grad", types)
+    if types[0].shape != types[1].shape:
+        raise OpProblem("E-SHAPE-001", f"softmax-grad: {types[0]} and {types[1]} differ")
+    return types[0]
+
+
+def _softmax_grad(torch: Any, node: Node, args: list[Any]) -> Any:
+    y, ct = args
+    return torch.ops.aten._softmax_backward_data(ct, y, node.attrs["axis"], y.dtype)
+
+
+def _softmax_grad_vjp(node: Node, ct: Node) -> tuple[Node | None, ...]:
+    """Of y · (c - Σ c y): by y, ct · (c - Σ c y) - c Σ ct y; by c, the same op of ct."""
+    y, c = node.inputs
+    row = lambda value: total(mul(value, y), (node.attrs["axis"],), keep=True)  # noqa: E731
+    by_y = sub(mul(ct, sub(c, row(c))), mul(c, row(ct)))
+    return (by_y, build("softmax-grad", y, ct, axis=node.attrs["axis"]))
 
 
 def _log_softmax_vjp(node: Node, ct: Node) -> tuple[Node | None, ...]:
@@ -109,7 +129,7 @@ def _entropy_grad_vjp(node: Node, ct: Node) -> tuple[Node | None, ...]:
     p = build("softmax", logits, axis=-1)
     hot = build("one-hot", labels, count=logits.type.shape[-1], dtype=logits.type.dtype)
     wide = expand_reduced(c, logits.type, last, False) if c.type.rank else c
-    by_logits = mul(wide, mul(p, sub(ct, total(mul(p, ct), last, keep=True))))
+    by_logits = mul(wide, build("softmax-grad", p, ct))
     return (by_logits, None, total(mul(ct, sub(p, hot)), last))
 
 
@@ -128,6 +148,20 @@ OPS = (
         attributes=(_AXIS,),
         example="(softmax x :axis -1)",
         canonical=_canonical("softmax"),
+    ),
+    Op(
+        "softmax-grad",
+        "The gradient of softmax, by its result y: y · (ct - Σ ct y) along :axis.",
+        ("y", "ct"),
+        _infer_softmax_grad,
+        _softmax_grad,
+        per_input(4),
+        Lowering("template", "softmax-grad"),
+        vjp=_softmax_grad_vjp,
+        attributes=(_AXIS,),
+        lisp=False,
+        example="(softmax-grad y ct)",
+        canonical=_canonical("softmax-grad"),
     ),
     Op(
         "log-softmax",

@@ -188,7 +188,7 @@ def _slice_vjp(node: Node, ct: Node) -> tuple[Node | None, ...]:
 
 def _canonical_pad(inputs: Inputs, attrs: Attrs) -> Canonical:
     rank = inputs[0].type.rank
-    full = {"value": (float if inputs[0].type.is_float else int)(attrs["value"]), "batch": bool(attrs["batch"])}
+    full: Attrs = {"value": (float if inputs[0].type.is_float else int)(attrs["value"]), "batch": bool(attrs["batch"])}
     for name in ("before", "after", "interior"):
         full[name] = (0,) * rank if attrs[name] is None else shape_of("pad", attrs[name])
         if len(full[name]) != rank:

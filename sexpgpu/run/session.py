@@ -49,9 +49,9 @@ def execute(options: RunOptions, plan: RunPlan, signals: Signals | None = None) 
         return 128 + stop.signum
     except SexpError as error:
         raise session.failed(error) from None
-    except MemoryError:
-        raise session.failed(problem("E-RUN-030", "the machine's memory is used up")) from None
     except Exception as error:
+        if _is_memory(error):
+            raise session.failed(problem("E-RUN-030", "the machine's memory is used up")) from None
         session.emit(Failed(session.tally.step, "", f"a bug of sexpgpu: {type(error).__name__}"))
         raise
     finally:
@@ -282,6 +282,11 @@ class _Session:
             if thing is not None:
                 with contextlib.suppress(OSError):
                     thing.close()
+
+
+def _is_memory(error: Exception) -> bool:
+    """torch's CPU allocator has no exception of its own: a RuntimeError that says so."""
+    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "allocate memory" in str(error))
 
 
 def _after_start(error: SexpError) -> SexpError:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
+import shutil
 import stat
 import subprocess
 import sys
@@ -214,3 +216,19 @@ def test_diagnostics_of_a_flag_a_variable_and_none(tmp_path: Path) -> None:
     assert said.returncode == 0 and "nothing/*" in said.stderr, said.stderr
     other = sexpgpu("run", DIGITS, "--steps", "1", "--diagnostics", "", SEXPGPU_DIAGNOSTICS="nothing/*")
     assert other.returncode == 0 and "nothing/*" not in other.stderr, other.stderr
+
+
+@pytest.mark.timeout(180)
+def test_the_readme_line_can_be_pasted_twice(tmp_path: Path) -> None:
+    """The README's own line, without its pip, in a folder that holds nothing but the examples."""
+    text = (ROOT / "README.md").read_text("utf-8").split("<!-- run:begin -->")[1].split("<!-- run:end -->")[0]
+    line = text.split("&& sexpgpu ")[1].splitlines()[0]
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("SEXPGPU_")} | {"PYTHONPATH": str(ROOT)}
+    for _ in range(2):
+        words = [sys.executable, "-m", "sexpgpu", *shlex.split(line)]
+        done = subprocess.run(words, cwd=tmp_path, env=clean, capture_output=True, text=True, timeout=90)
+        assert done.returncode == 0, done.stderr
+        assert json.loads((tmp_path / "runs/status.json").read_text("utf-8"))["state"] == "done"
+    assert len(list(tmp_path.glob("runs/digits-*/step-500/manifest.json"))) == 2
+    assert (tmp_path / "runs/digits.jsonl").read_text("utf-8").count('"start"') == 2

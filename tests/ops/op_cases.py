@@ -74,6 +74,16 @@ def _normalize(axis: Any, eps: float, center: bool = True) -> Callable[..., Any]
     return normalize
 
 
+def _normalize_grad(axis: Any, eps: float, center: bool = True) -> Callable[..., Any]:
+    def gradient(x: np.ndarray, c: np.ndarray) -> np.ndarray:
+        x = x - x.mean(axis, keepdims=True) if center else x
+        r = 1 / np.sqrt((x * x).mean(axis, keepdims=True) + eps)
+        y = x * r
+        return r * (c - center * c.mean(axis, keepdims=True) - y * (c * y).mean(axis, keepdims=True))
+
+    return gradient
+
+
 def _scatter(axis: int, count: int) -> Callable[..., Any]:
     def scatter(u: np.ndarray, i: np.ndarray) -> np.ndarray:
         flat = np.moveaxis(u.reshape(*u.shape[:axis], i.size, *u.shape[axis + i.ndim :]), axis, 0)
@@ -201,6 +211,12 @@ CASES: list[Case] = [
         {"axis": [0, 2], "eps": 0.1, "center": False},
     ),
     Case("normalize", (((4, 2), "real"),), _normalize(0, 0.01), {"axis": 0, "eps": 0.01}),
+    Case("softmax-grad", (REAL, REAL), lambda y, c: y * (c - (c * y).sum(-1, keepdims=True))),
+    Case("softmax-grad", (REAL, REAL), lambda y, c: y * (c - (c * y).sum(0, keepdims=True)), {"axis": 0}),
+    Case("normalize-grad", (REAL, REAL), _normalize_grad(-1, 0.01), {"eps": 0.01}),
+    Case("normalize-grad", (REAL, REAL), _normalize_grad((0, 1), 0.01), {"eps": 0.01, "axis": None}),
+    Case("normalize-grad", (REAL, REAL), _normalize_grad(0, 0.01), {"eps": 0.01, "axis": 0}),
+    Case("normalize-grad", (REAL, REAL), _normalize_grad(-1, 0.01, False), {"eps": 0.01, "center": False}),
     Case("variable", (REAL,), lambda x: x, {"id": 1}),
     Case("stop-gradient", (REAL,), lambda x: x),
     Case("iota", (), lambda: np.arange(5, dtype=np.int32), {"count": 5}),

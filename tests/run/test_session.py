@@ -2,7 +2,11 @@
 
 import io
 import json
+import subprocess
+import sys
 import time
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +16,7 @@ from safetensors.torch import load_file
 from sexpgpu.diagnostics import SexpError
 from sexpgpu.run.checkpoints.manifest import read_manifest, verify
 from sexpgpu.run.session import execute
+from sexpgpu.run.signals import Signals
 
 CLOCK = ("step-seconds", "samples-per-second", "tokens-per-second")
 
@@ -181,7 +186,7 @@ def test_refusals_of_locations(tmp_path):
 def test_programs_that_differ(tmp_path):
     go(tmp_path, steps=10)
     wide = make_plan(tmp_path, width=3)
-    wide = type(wide)(**{**wide.__dict__, "compile": lambda: FakeProgram(width=4)})
+    wide = replace(wide, compile=lambda: FakeProgram(width=4))
     d = refused("E-CKPT-020", lambda: go(tmp_path, plan=wide, resume="latest"))
     assert len(d.notes) == 3 and "f32[3] in the checkpoint, f32[4] in the program" in d.notes[0]
     changed = make_plan(tmp_path, lr=0.01)
@@ -225,7 +230,7 @@ def test_nothing_half_written_when_compile_fails(tmp_path):
         raise MemoryError
 
     plan = make_plan(tmp_path)
-    plan = type(plan)(**{**plan.__dict__, "compile": compile_})
+    plan = replace(plan, compile=compile_)
     refused("E-RUN-030", lambda: go(tmp_path, plan=plan))
     assert sorted(p.name for p in tmp_path.iterdir()) == ["data.csv", "s.json"]
 
@@ -259,3 +264,71 @@ def test_summary_says_where_everything_lies(tmp_path):
     text = said.getvalue()
     for part in ("done at step 10 of 10", "ck/step-10", "m.jsonl", "s.json", "eval valid"):
         assert part in text, text
+
+
+def test_a_terminal_gets_a_bar_and_a_gone_reader_is_quiet(tmp_path):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    class Gone(io.StringIO):
+        def write(self, text):
+            raise BrokenPipeError
+
+    said = Terminal()
+    assert go(tmp_path, steps=12, stream=said) == 0
+    assert "done at step 12" in said.getvalue()
+    assert go(tmp_path, steps=12, stream=Gone(), checkpoint_dir=None) == 0
+
+
+def test_data_outside_the_folder_is_announced(tmp_path):
+    (tmp_path / "inner").mkdir()
+    plan = make_plan(tmp_path)
+    source = replace(plan.run.data.source, location="../data.csv", folder=str(tmp_path / "inner"))
+    run = replace(plan.run, data=replace(plan.run.data, source=source), evals=())
+    said = io.StringIO()
+    go(tmp_path, plan=replace(plan, run=run), stream=said)
+    assert "outside the experiment's folder" in said.getvalue()
+
+
+def test_changed_data_changes_the_trajectory(tmp_path):
+    go(tmp_path, steps=10)
+    path = tmp_path / "data.csv"
+    path.write_text(path.read_text().replace("0", "1", 1))
+    d = refused("E-CKPT-021", lambda: go(tmp_path, resume="latest"))
+    assert "data points" in d.notes[0]
+
+
+def test_a_stop_before_the_first_step_leaves_step_0(tmp_path):
+    signals = Signals()
+    signals._on_stop(2, None)
+    assert execute(options(tmp_path, checkpoint_dir="ck"), make_plan(tmp_path), signals) == 4
+    assert [p.name for p in (tmp_path / "ck").glob("step-*")] == ["step-0"]
+    signals = Signals()
+    signals._on_stop(2, None)
+    assert execute(options(tmp_path), make_plan(tmp_path), signals) == 130
+    assert go(tmp_path, resume="latest") == 0
+
+
+def test_torch_out_of_memory(tmp_path):
+    class Large(FakeProgram):
+        def step(self, batch, logged):
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes")
+
+    refused("E-RUN-030", lambda: go(tmp_path, plan=make_plan(tmp_path, program=Large())), exit_code=3)
+
+
+def test_parts_are_cut_in_name_order(tmp_path, monkeypatch):
+    monkeypatch.setattr("sexpgpu.run.checkpoints.store.PART_BYTES", 24)
+    go(tmp_path, steps=7)
+    assert sorted(p.name for p in (tmp_path / "ck/step-7").iterdir()) == [
+        "manifest.json", "part-00001-of-00002.safetensors", "part-00002-of-00002.safetensors"]
+    assert go(tmp_path, steps=8, resume="latest") == 0
+
+
+def test_finding_needs_no_torch(tmp_path):
+    go(tmp_path, steps=5)
+    code = ("import sys; from sexpgpu.run.checkpoints.find import Wanted, stored_threads;"
+            f"print(stored_threads(Wanted('latest', 'ck', {str(tmp_path)!r}, ('fake',), 'train')), 'torch' in sys.modules)")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[2])
+    assert done.stdout.split() == ["1", "False"], done.stderr

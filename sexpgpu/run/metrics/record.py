@@ -12,6 +12,7 @@ from sexpgpu.run.events import EvalDone, StepDone
 
 def metric(name: str, value: float, step: int, metadata: Mapping[str, str]) -> dict[str, Any]:
     """One number. A non-finite one is null, with its name in `nonfinite`."""
+    value = float(value)  # a numpy or torch scalar is no JSON
     record: dict[str, Any] = {"type": "metric", "name": name, "value": value, "step": step, "metadata": dict(metadata)}
     if not math.isfinite(value):
         record["value"] = None
