@@ -1,4 +1,4 @@
-"""`defdata` and `batches`: what a file says of its data. Opens nothing; `run/data/` has the readers."""
+"""`defdata`, `batches` and `windows`: what a file says of its data. Opens nothing; `run/data/` has the readers."""
 
 from __future__ import annotations
 
@@ -8,15 +8,22 @@ from typing import Any
 
 from sexpgpu.diagnostics import suggestion
 from sexpgpu.experiment.model import Batches, DataSource, Field
-from sexpgpu.experiment.schema import Key, datum, parse_keys, value_of
+from sexpgpu.experiment.schema import Given, Key, datum, parse_keys, value_of
 from sexpgpu.forms import Form, Keyword, ListForm, Symbol
 from sexpgpu.ir import DTYPES
 
+FIELDS = Key("any", "((name dtype [shape] :scale s) …)", evaluated=False, required=True)
 #: format -> keys of its form; the reader of the same name is in run/data/
 FORMATS: dict[str, dict[str, Key]] = {
-    "csv": {"fields": Key("any", "((name dtype [shape] :scale s) …)", evaluated=False, required=True)},
+    "csv": {"fields": FIELDS},
+    "jsonl": {"fields": FIELDS},
+    "npy": {"fields": FIELDS},
+    "text": {"tokens": Key("symbol", "how text becomes tokens: bytes", "bytes", evaluated=False)},
+    "tokens": {"dtype": Key("symbol", "u16 or u32, little-endian", "u16")},
 }
-LATER = ("jsonl", "npy", "tokens", "text", "extxyz", "manifest")
+#: (format, key) -> the values it takes
+CHOICES = {("text", "tokens"): ("bytes",), ("tokens", "dtype"): ("u16", "u32")}
+LATER = ("extxyz", "manifest")
 DATA_KEYS = {"split": Key("any", "((part share) …), shares sum to 1", evaluated=False)}
 BATCH_KEYS = {
     "split": Key("symbol", "a part of the source's :split", evaluated=False),
@@ -24,6 +31,12 @@ BATCH_KEYS = {
     "shuffle": Key("boolean", "a permutation of its own for every epoch", False),
     "limit": Key("integer", "at most this many batches of an evaluation", minimum=1),
 }
+WINDOW_KEYS = BATCH_KEYS | {
+    "context": Key("integer", "tokens of one window", required=True, minimum=1),
+    "stride": Key("integer", "tokens from one window to the next; without it, :context", minimum=1),
+}
+#: head of a run's or evaluation's :data -> its keys
+WAYS = {"batches": BATCH_KEYS, "windows": WINDOW_KEYS}
 
 
 def defdata(ev: Any, form: ListForm, env: Any, folder: str) -> DataSource:
@@ -46,9 +59,17 @@ def defdata(ev: Any, form: ListForm, env: Any, folder: str) -> DataSource:
     given = parse_keys(ev, name, source, source.items[2:], FORMATS[name], env)
     keys = parse_keys(ev, "defdata", form, items[3:], DATA_KEYS, env)
     split = _split(ev, keys["split"].form, env) if "split" in keys else ()
-    fields = _fields(ev, given["fields"].form, env)
-    options = {k: g.value for k, g in given.items() if k != "fields"}
+    fields = _fields(ev, given["fields"].form, env) if "fields" in given else ()
+    options = {key: _option(ev, name, key, given) for key in FORMATS[name] if key != "fields"}
     return DataSource(items[1].name, name, str(location), folder, fields, options, split, form.span, source.items[1].span)
+
+
+def _option(ev: Any, name: str, key: str, given: dict[str, Given]) -> Any:
+    value, choices = value_of(given, FORMATS[name], key), CHOICES[name, key]
+    if value not in choices:
+        raise ev.error("E-EVAL-103", f"{name}: :{key} `{value}` is none of {', '.join(choices)}", given[key].form,
+                       help=suggestion(value, choices, "values"))
+    return value
 
 
 def _fields(ev: Any, form: Form, env: Any) -> tuple[Field, ...]:
@@ -108,27 +129,36 @@ def _split(ev: Any, form: Form, env: Any) -> tuple[tuple[str, Fraction], ...]:
 
 
 def batches(ev: Any, form: Form, env: Any, sources: dict[str, DataSource], training: bool) -> Batches:
-    """`(batches source :split s :batch b …)` as data; `training` refuses `:limit`."""
+    """`(batches source :split s :batch b …)` or `(windows …)` as data; `training` refuses `:limit`."""
     if not isinstance(form, ListForm) or form.head() is None:
         raise ev.error("E-EVAL-103", ":data is a form such as (batches digits :split train :batch 64 :shuffle true)", form)
-    if form.head() in ("windows", "graphs"):
-        raise ev.error("E-EVAL-115", f"`{form.head()}` is not in this version yet", form)
-    if form.head() != "batches":
-        raise ev.error("E-EVAL-107", f"there is no way `{form.head()}` to make batches", form, help=suggestion(form.head(), ("batches",), "ways"))
+    way = form.head() or ""
+    if way == "graphs":
+        raise ev.error("E-EVAL-115", f"`{way}` is not in this version yet", form)
+    if way not in WAYS:
+        raise ev.error("E-EVAL-107", f"there is no way `{way}` to make batches", form, help=suggestion(way, WAYS, "ways"))
     if len(form.items) < 2 or not isinstance(form.items[1], Symbol):
-        raise ev.error("E-EVAL-104", "batches needs the name of a source first: (batches digits :batch 64)", form)
+        example = "(batches digits :batch 64)" if way == "batches" else "(windows corpus :context 128 :batch 32)"
+        raise ev.error("E-EVAL-104", f"{way} needs the name of a source first: {example}", form)
     name = form.items[1].name
     if name not in sources:
         raise ev.error("E-EVAL-107", f"there is no data source `{name}`", form.items[1], help=suggestion(name, sources, "sources"))
     source = sources[name]
-    given = parse_keys(ev, "batches", form, form.items[2:], BATCH_KEYS, env)
-    split = value_of(given, BATCH_KEYS, "split")
+    if source.stream != (way == "windows"):
+        kind, other = ("one sequence of tokens", "windows") if source.stream else ("rows of fields", "batches")
+        raise ev.error("E-DATA-030", f"`{way}` cannot use the source `{name}`: `{source.format}` gives {kind}", form.items[1],
+                       help=f"({other} {name} {':context 128 ' if source.stream else ''}:batch 32 …)")
+    keys = WAYS[way]
+    given = parse_keys(ev, way, form, form.items[2:], keys, env)
+    split = value_of(given, keys, "split")
     if split is not None and split not in dict(source.split):
         raise ev.error("E-EVAL-107", f"the source `{name}` has no part `{split}`", given["split"].form, help=suggestion(split, dict(source.split), f"parts of {name}"))
     if "limit" in given and training:
         raise ev.error("E-EVAL-103", ":limit counts the batches of an evaluation, and this is a run's :data", given["limit"].form, help="use :steps of the run")
-    values = {key: value_of(given, BATCH_KEYS, key) for key in ("batch", "shuffle", "limit")}
-    return Batches(source, split, values["batch"], values["shuffle"], values["limit"], form.span)
+    values = {key: value_of(given, keys, key) for key in keys if key != "split"}
+    if way == "windows" and values["stride"] is None:
+        values["stride"] = values["context"]
+    return Batches(source, split, span=form.span, **values)
 
 
 def folder_of(path: str) -> str:

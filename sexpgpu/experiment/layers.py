@@ -11,7 +11,7 @@ from sexpgpu.experiment.trace import TAP_NAME, Trace, text
 from sexpgpu.forms import ListForm, Literal, Symbol
 from sexpgpu.ir import DTYPES
 from sexpgpu.lisp.tensors import NODE_UNITS, origin
-from sexpgpu.lisp.values import Callable, Tensor, knobs_of
+from sexpgpu.lisp.values import Callable, Tensor, knobs_of, show
 from sexpgpu.ops import build
 from sexpgpu.source import Span
 
@@ -92,8 +92,8 @@ def _shape(value: Any, what: str, span: Span | None) -> tuple[int, ...]:
     for size in sizes:
         if not isinstance(size, int) or isinstance(size, bool) or size < 0:
             knobs = ", ".join(sorted(knobs_of(size)))
-            shown = size.name if isinstance(size, Symbol) else size
-            raise problem("E-SHAPE-002", f"{what}: {shown} is no size of an axis" + (f" (from knob {knobs})" if knobs else ""), span)
+            shown = show(size, 40)
+            raise problem("E-SHAPE-013", f"{what}: {shown} is no size of an axis" + (f" (from knob {knobs})" if knobs else ""), span)
     return tuple(int(s) for s in sizes)
 
 
@@ -143,7 +143,7 @@ class SetState(Callable):
             states = [p for p, s in trace.registry.specs.items() if s.kind == "state"]
             raise problem("E-EVAL-107", f"there is no state `{key}`", span, help=suggestion(key, states, "states"))
         if args[1].node.type.shape != spec.shape or args[1].node.type.dtype != spec.dtype:
-            raise problem("E-SHAPE-002", f"set-state!: `{key}` is {spec.node.type}, and the new value is {args[1].node.type}", span)
+            raise problem("E-EVAL-103", f"set-state!: `{key}` is {spec.node.type}, and the new value is {args[1].node.type}", span)
         if not trace.training:
             return args[1]
         if key in trace.updates:

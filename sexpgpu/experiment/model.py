@@ -55,10 +55,18 @@ class DataSource:
     span: Span | None = None
     location_span: Span | None = None
 
+    @property
+    def stream(self) -> bool:
+        """Whether it is one long sequence of tokens, which `windows` cuts, and not rows of fields."""
+        return not self.fields
+
 
 @dataclass(frozen=True)
 class Batches:
-    """`(batches source :split s :batch b :shuffle true :limit n)`: the samples of one optimizer step or evaluation batch."""
+    """`(batches source :split s :batch b :shuffle true :limit n)`: the samples of one optimizer step or evaluation batch.
+
+    `(windows source :context c :stride n …)` has `context` and `stride` too; a window is a sample.
+    """
 
     source: DataSource
     split: str | None
@@ -66,6 +74,20 @@ class Batches:
     shuffle: bool = False
     limit: int | None = None
     span: Span | None = None
+    context: int | None = None
+    stride: int | None = None
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        """What a sample has: the source's fields, or a window's tokens and the tokens one later."""
+        if self.context is None:
+            return self.source.fields
+        return (Field("tokens", "i32", (self.context,)), Field("targets", "i32", (self.context,)))
+
+    @property
+    def tokens(self) -> int | None:
+        """Tokens of one batch of windows: the rate of a loss that counts none itself."""
+        return None if self.context is None else self.batch * self.context
 
 
 @dataclass(frozen=True)

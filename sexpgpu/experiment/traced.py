@@ -75,7 +75,7 @@ class TracedRun:
 def trace_entry(ev: Any, metric: Metric, data: Batches, samples: int, registry: Registry, training: bool, decides: bool) -> tuple[Entry, Trace]:
     """Calls the entry's function on fields of `samples` rows."""
     trace = Trace(metric.name, registry, training, decides)
-    known = {f.name: f for f in data.source.fields}
+    known = {f.name: f for f in data.fields}
     parameters = metric.function.parameters
     args = []
     for parameter in parameters.required:

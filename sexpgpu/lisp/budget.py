@@ -12,9 +12,11 @@ from fractions import Fraction
 
 ELEMENT = 4
 CHARACTER = 1
+FRAME = 4  # of a call or an iteration, which makes a scope: as a list element, so that an empty loop ends soon too
 GRAPH_NODE = 100
 PARAMETER = 1_000
-FORM = 8  # of a macro's result: a form is several objects where a list element is one
+EXPANSION = 100  # one macro call: its result is compiled anew
+FORM = 30  # of a macro's result: a form is several objects where a list element is one
 
 
 class Budget:
@@ -67,6 +69,8 @@ def multiply(a: int, b: int) -> int:
     """A product of numbers of `a` and `b` digits: Karatsuba on limbs of 9 digits, never less than the digits."""
     small, large = (a, b) if a < b else (b, a)
     if large < 100:
+        return large
+    if large > 1_000_000_000:  # past every limit, and past what the formula below computes
         return large
     limbs = small // 9 + 1
     return max(a + b, int(limbs**1.585 * ((large // 9 + 1) / limbs)))

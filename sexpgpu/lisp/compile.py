@@ -12,6 +12,7 @@ from typing import Any
 
 from sexpgpu.diagnostics import SexpError
 from sexpgpu.forms import Form, Keyword, ListForm, Literal, Symbol
+from sexpgpu.lisp.budget import EXPANSION, FRAME
 from sexpgpu.lisp.macros import HomeSymbol, expand
 from sexpgpu.lisp.parameters import Parameters
 from sexpgpu.lisp.scope import Env, Module, Scope
@@ -56,7 +57,8 @@ class Template:
         for name, default in self.parameters.optional + self.parameters.keys:
             code, cost = (lambda env: NIL, 1) if default is None else compiler.compile(default, self.scope, self.cell)
             self.defaults.append((name, code, cost))
-        self.code, self.cost = compiler.body(self.body, self.scope, self.cell, True)
+        self.code, cost = compiler.body(self.body, self.scope, self.cell, True)
+        self.cost = cost + FRAME
 
 
 class Compiler:
@@ -100,7 +102,7 @@ class Compiler:
             value = self.global_value(head, scope, form)
             if type(value) is not Macro:
                 break
-            self.ev.spend(1, form)
+            self.ev.spend(EXPANSION, form)
             expanded = expand(self.ev, value, form)
             if not isinstance(expanded, ListForm) or expanded.bracket:
                 return self.compile(expanded, scope, cell, tail)

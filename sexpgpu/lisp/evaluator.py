@@ -205,6 +205,7 @@ class Evaluator:
     def spend(self, units: int, form: Any = None) -> None:
         """Take units; `form` is the form, span or name of the builtin that spends them."""
         budget = self.budget
+        units = min(units, 1 << 62)  # an estimate may be a huge integer itself
         budget.left -= units
         budget.natives[form if isinstance(form, str) else _head(form)] += units
         if budget.left < 0:

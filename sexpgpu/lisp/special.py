@@ -7,6 +7,7 @@ from typing import Any
 
 from sexpgpu.diagnostics import SexpError, fail
 from sexpgpu.forms import Form, Keyword, ListForm, Literal, Symbol
+from sexpgpu.lisp.budget import FRAME
 from sexpgpu.lisp.compile import Code, Compiled, Compiler, Template
 from sexpgpu.lisp.macros import BRACKET
 from sexpgpu.lisp.parameters import parse_parameters
@@ -339,7 +340,7 @@ def _repeat(c: Compiler, f: ListForm, scope: Scope, cell: list, items: PyCallabl
     inner = Scope({name}, scope, scope.module)
     body, each = c.body(f.items[2:], inner, cell, False)
     final, more = c.body(result, inner, cell, False)
-    each += 1
+    each += FRAME
     budget, ev = c.ev.budget, c.ev
 
     def run(env: Env) -> Any:

@@ -244,7 +244,7 @@ def _attribute(op: Op, name: str, kind: str, value: Any, span: Span | None) -> A
             return int(v)
         knobs = sorted(knobs_of(v))
         source = f" (from knob {', '.join(knobs)})" if knobs else ""
-        raise problem("E-SHAPE-002", f"{op.name}: :{name} needs whole numbers, and got {_show(v)}{source}", span)
+        raise problem("E-SHAPE-013", f"{op.name}: :{name} needs whole numbers, and got {_show(v)}{source}", span)
 
     if kind in ("shape", "axes") and isinstance(value, tuple):
         return tuple(integer(v) for v in value)

@@ -12,6 +12,7 @@ from sexpgpu.ops.helpers import (
     Types,
     add,
     axes_of,
+    is_int,
     mul,
     neg,
     per_input,
@@ -20,6 +21,7 @@ from sexpgpu.ops.helpers import (
     sub,
     total,
     traffic,
+    unbroadcast,
     where,
 )
 
@@ -27,70 +29,159 @@ Canonical = tuple[tuple[Node, ...], Attrs]
 
 
 def _canonical_attend(inputs: tuple[Node, ...], attrs: Attrs) -> Canonical:
-    q = inputs[0].type
+    q, window = inputs[0].type, attrs["window"]
     if q.rank < 2 or not q.shape[-1]:
         raise OpProblem("E-SHAPE-007", f"attend: queries need 2 axes or more, got {q}")
+    if window is not None and (not is_int(window) or window < 1):
+        raise OpProblem("E-SHAPE-015", f"attend: :window must be an integer of 1 or more, got {window}")
     scale = 1.0 / sqrt(q.shape[-1]) if attrs["scale"] is None else float(attrs["scale"])
-    return inputs, {"causal": bool(attrs["causal"]), "scale": scale}
+    return inputs, {"causal": bool(attrs["causal"]), "scale": scale, "window": window}
 
 
 def _infer_attend(types: Types, attrs: Attrs) -> TensorType:
-    same_dtype("attend", types)
-    require_float("attend", *types)
-    q, k, v = types
+    q, k, v, *masks = types
+    same_dtype("attend", (q, k, v, *(m for m in masks if m.dtype != "bool")))
+    require_float("attend", q, k, v)
     for name, t in (("keys", k), ("values", v)):
         if t.rank != q.rank:
             raise OpProblem("E-SHAPE-007", f"attend: queries {q} and {name} {t} differ in their number of axes")
     for number, t in ((1, k), (2, v)):
         for axis in range(q.rank - 2):
-            if t.shape[axis] != q.shape[axis]:
+            if t.shape[axis] != (k if axis == q.rank - 3 else q).shape[axis]:
                 clash = ((0, axis), (number, axis))
                 raise OpProblem("E-SHAPE-001", f"attend: axes differ: {q.shape[axis]} and {t.shape[axis]}", clash)
-    last, place = q.rank - 1, q.rank - 2
+    last, place, heads = q.rank - 1, q.rank - 2, q.rank - 3
+    if heads >= 0 and q.shape[heads] != k.shape[heads] and (not k.shape[heads] or q.shape[heads] % k.shape[heads]):
+        words = f"attend: axes differ: {q.shape[heads]} and {k.shape[heads]}"
+        help = "the heads of keys and values must be those of the queries, or divide them"  # noqa: A001
+        raise OpProblem("E-SHAPE-001", words, ((0, heads), (1, heads)), help)
     if q.shape[last] != k.shape[last]:
         clash = ((0, last), (1, last))
         raise OpProblem("E-SHAPE-003", f"attend: inner dimensions differ: {q.shape[last]} and {k.shape[last]}", clash)
     if k.shape[place] != v.shape[place]:
         clash = ((1, place), (2, place))
         raise OpProblem("E-SHAPE-001", f"attend: keys and values differ: {k.shape[place]} and {v.shape[place]}", clash)
-    if attrs["causal"] and q.shape[place] != k.shape[place]:
+    if (attrs["causal"] or attrs["window"]) and q.shape[place] != k.shape[place]:
         clash = ((0, place), (1, place))
-        raise OpProblem("E-SHAPE-001", f"attend: causal needs as many queries as keys, got {q} and {k}", clash)
+        word = "causal needs" if attrs["causal"] else "a window needs"
+        raise OpProblem("E-SHAPE-001", f"attend: {word} as many queries as keys, got {q} and {k}", clash)
+    _check_mask(masks, (*q.shape[:-1], k.shape[place]))
     return TensorType(q.dtype, (*q.shape[:-1], v.shape[-1]), q.batch)
+
+
+def _check_mask(masks: list[TensorType], scores: tuple[int, ...]) -> None:
+    if len(masks) > 1:
+        raise OpProblem("E-SHAPE-026", f"attend: takes one mask at most, got {len(masks)}")
+    for m in masks:
+        fits = m.rank <= len(scores) and all(
+            a in (1, b) for a, b in zip(reversed(m.shape), reversed(scores), strict=False)
+        )
+        if not fits:
+            raise OpProblem("E-SHAPE-026", f"attend: the mask {m} does not broadcast to the scores {list(scores)}")
+
+
+def _band(torch: Any, node: Node) -> Any:
+    """Which of the keys a query may see by :causal and :window, [t s], or None for all."""
+    causal, window = node.attrs["causal"], node.attrs["window"]
+    if not causal and window is None:
+        return None
+    place = torch.arange(node.inputs[1].type.shape[-2])
+    apart = place[:, None] - place
+    seen = apart >= 0 if causal else None
+    if window is None:
+        return seen
+    near = apart.abs() < window
+    return near if seen is None else seen & near
 
 
 def _attend(torch: Any, node: Node, args: list[Any]) -> Any:
     """In bf16 and f16 the weights and sums are f32, and the result is rounded once."""
-    dtype = args[0].dtype
-    q, k, v = (x.float() for x in args) if node.type.dtype in ("bf16", "f16") else args
-    causal, scale = node.attrs["causal"], node.attrs["scale"]
-    out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale)
-    return out.to(dtype)
+    dtype, (q, k, v, *masks) = args[0].dtype, args
+    if node.type.dtype in ("bf16", "f16"):
+        q, k, v = q.float(), k.float(), v.float()
+        masks = [m.float() if m.is_floating_point() else m for m in masks]
+    if q.dim() > 2 and q.shape[-3] != k.shape[-3]:
+        k, v = (x.repeat_interleave(q.shape[-3] // k.shape[-3], -3) for x in (k, v))
+    a, run = node.attrs, torch.nn.functional.scaled_dot_product_attention
+    if not masks and a["window"] is None:
+        return run(q, k, v, is_causal=a["causal"], scale=a["scale"]).to(dtype)
+    band = _band(torch, node)
+    mask = masks[0] if masks else band
+    if masks and band is not None:
+        mask = mask & band if mask.dtype == torch.bool else mask.masked_fill(~band, float("-inf"))
+    return run(q, k, v, attn_mask=mask.expand(*q.shape[:-1], k.shape[-2]), scale=a["scale"]).to(dtype)
+
+
+def _seen(node: Node) -> Node | None:
+    """`_band` in the IR."""
+    size, causal, window = node.inputs[1].type.shape[-2], node.attrs["causal"], node.attrs["window"]
+    column = build("iota", count=size)
+    row = build("reshape", column, shape=(size, 1))
+    seen = build(">=", row, column) if causal else None
+    if window is None:
+        return seen
+    near = build("<", build("abs", sub(row, column)), constant(window, "i32"))
+    return near if seen is None else build("logical-and", seen, near)
+
+
+def _masked(node: Node, scores: Node) -> tuple[Node, Node | None]:
+    """The scores with -inf where a key is not seen, and 0 or 1 for rows that see none or some, if there may be any.
+
+    A row that sees nothing keeps its scores, so that no NaN arises in any derivative; its weights are set to 0 after.
+    """
+    seen, dtype = _seen(node), node.type.dtype
+    alive = None
+    for m in node.inputs[3:]:
+        if m.type.is_float:
+            allowed = build("/=", m, constant(float("-inf"), dtype))
+            scores = add(scores, where(allowed, m, constant(0.0, dtype)))
+        else:
+            allowed = m
+        seen = allowed if seen is None else build("logical-and", seen, allowed)
+        if not seen.type.rank:
+            seen = build("reshape", seen, shape=(1,))
+        some = build("reduce-any", seen, axis=-1, **{"keep-dims": True})
+        seen, alive = build("logical-or", seen, build("logical-not", some)), build("cast", some, dtype=dtype)
+    if seen is not None:
+        # added, not selected: one [t s] matrix for all heads, and torch's `where` is slow over broadcast masks
+        scores = add(scores, where(seen, constant(0.0, dtype), float("-inf")))
+    return scores, alive
 
 
 def _attend_vjp(node: Node, ct: Node) -> tuple[Node | None, ...]:
-    """As in FlashAttention (Dao et al. 2022): the row sums of ct · result stand for those of [t s] matrices."""
-    q, k, v = node.inputs
-    scale, size = node.attrs["scale"], k.type.shape[-2]
+    """As in FlashAttention (Dao et al. 2022): the row sums of ct · result stand for those of [t s] matrices.
+
+    Grouped heads lie below one another as more queries: [… h t d] as [… kv h/kv·t d].
+    """
+    q, k, v, *masks = node.inputs
+    scale, rank = node.attrs["scale"], q.type.rank
+    lead = k.type.shape[:-2]
+    grouped = lead != q.type.shape[:-2]
+
+    def fold(x: Node) -> Node:
+        return build("reshape", x, shape=(*lead, -1, x.type.shape[-1])) if grouped else x
+
+    def unfold(x: Node) -> Node:
+        return build("reshape", x, shape=(*q.type.shape[:-1], x.type.shape[-1])) if grouped else x
+
     scaled = mul(q, scale)
-    scores = build("matmul", scaled, build("transpose", k))
-    if node.attrs["causal"]:
-        column = build("iota", count=size)
-        seen = build(">=", build("reshape", column, shape=(size, 1)), column)
-        # added, not selected: one [t s] matrix for all heads, and torch's `where` is slow over broadcast masks
-        scores = add(scores, where(seen, constant(0.0, q.type.dtype), float("-inf")))
+    scores, alive = _masked(node, unfold(build("matmul", fold(scaled), build("transpose", k))))
     weights = build("softmax", scores)
-    inner = total(mul(ct, node), (node.type.rank - 1,), keep=True)
-    by_scores = mul(weights, sub(build("matmul", ct, build("transpose", v)), inner))
+    if alive is not None:
+        weights = mul(weights, alive)
+    inner = total(mul(ct, node), (rank - 1,), keep=True)
+    by_scores = mul(weights, sub(unfold(build("matmul", fold(ct), build("transpose", v))), inner))
+    by_bias = [None if m.type.dtype == "bool" else unbroadcast(by_scores, m.type) for m in masks]
     return (
-        mul(build("matmul", by_scores, k), scale),
-        build("matmul", build("transpose", by_scores), scaled),
-        build("matmul", build("transpose", weights), ct),
+        mul(unfold(build("matmul", fold(by_scores), k)), scale),
+        build("matmul", build("transpose", fold(by_scores)), fold(scaled)),
+        build("matmul", build("transpose", fold(weights)), fold(ct)),
+        *by_bias,
     )
 
 
 def _attend_cost(node: Node) -> tuple[int, int]:
-    q, k, v = (i.type for i in node.inputs)
+    q, k, v = (i.type for i in node.inputs[:3])
     pairs = q.size // max(1, q.shape[-1]) * k.shape[-2] // (2 if node.attrs["causal"] else 1)
     return (pairs * (2 * q.shape[-1] + 2 * v.shape[-1] + 12), traffic(node))
 
@@ -171,14 +262,16 @@ OPS = (
     Op(
         "attend",
         "softmax(q kᵀ · :scale) v over the last two axes; q [… t d], k [… s d], v [… s e]. :scale is 1/√d unless "
-        "given; :causal lets a query see its own and earlier keys.",
-        ("q", "k", "v"),
+        "given; :causal lets a query see its own and earlier keys, :window w only keys nearer than w. A mask that "
+        "broadcasts to the scores [… t s] is bool (true: seen) or float (added). A query that sees nothing gives 0. "
+        "Keys and values may have fewer heads (axis -3) than queries: each serves a group of them.",
+        ("q", "k", "v", "mask*"),
         _infer_attend,
         _attend,
         _attend_cost,
         Lowering("template", "attend"),
         vjp=_attend_vjp,
-        attributes=(Parameter("causal", "bool", False), Parameter("scale", "float")),
+        attributes=(Parameter("causal", "bool", False), Parameter("scale", "float"), Parameter("window", "int")),
         example="(attend q k v :causal true)",
         canonical=_canonical_attend,
     ),

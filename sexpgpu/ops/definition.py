@@ -25,6 +25,13 @@ FAMILIES = (
     "sexpgpu.ops.normalise",
     "sexpgpu.ops.attention",
     "sexpgpu.ops.random",
+    "sexpgpu.ops.functions",
+    "sexpgpu.ops.moments",
+    "sexpgpu.ops.order",
+    "sexpgpu.ops.embedding",
+    "sexpgpu.ops.einsum",
+    "sexpgpu.ops.convolution",
+    "sexpgpu.ops.pool",
 )
 
 

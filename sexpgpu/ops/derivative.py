@@ -30,10 +30,10 @@ def _grad_type(types: tuple[TensorType, ...], attrs: dict[str, Any]) -> TensorTy
     scalar, x = types
     if scalar.shape or not scalar.is_float:
         raise OpProblem(
-            "E-SHAPE-020", f"grad: what is differentiated must be a float scalar, not {scalar}", help="take its `sum` or `mean`"
+            "E-SHAPE-016", f"grad: what is differentiated must be a float scalar, not {scalar}", help="take its `sum` or `mean`"
         )
     if not x.is_float:
-        raise OpProblem("E-SHAPE-020", f"grad: cannot differentiate by {x}: only floats have a gradient")
+        raise OpProblem("E-SHAPE-017", f"grad: cannot differentiate by {x}: only floats have a gradient")
     return x
 
 

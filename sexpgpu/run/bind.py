@@ -12,6 +12,7 @@ from sexpgpu.experiment.model import DataSource, Run
 from sexpgpu.run.data import locate, open_source
 from sexpgpu.run.data.dataset import Dataset, FieldBound, check_bound
 from sexpgpu.run.data.feed import eval_feed, train_feed
+from sexpgpu.run.data.stream import Stream
 from sexpgpu.run.loop import Feeds
 
 
@@ -19,7 +20,7 @@ from sexpgpu.run.loop import Feeds
 class BoundData:
     """Datasets by the name of their source, and the feeds over them."""
 
-    datasets: dict[str, Dataset]
+    datasets: dict[str, Dataset | Stream]
     feeds: Feeds
 
     def digests(self) -> dict[str, dict[str, Any]]:
@@ -30,7 +31,7 @@ class BoundData:
 
 def bind(run: Run, bounds: Sequence[FieldBound] = (), say: Callable[[str], None] = lambda text: None) -> BoundData:
     """Each source is read once. `say` hears of a location outside the file's folder before it is opened."""
-    datasets: dict[str, Dataset] = {}
+    datasets: dict[str, Dataset | Stream] = {}
     for batches in (run.data, *(evaluation.data for evaluation in run.evals)):
         source = batches.source
         if source.name not in datasets:

@@ -168,7 +168,7 @@ def _not_finite(run: Run, step: int, result: StepResult) -> SexpError:
         f"step {step}: the {fell} is {value:g}; the step changed nothing and the run stops",
         run.loss.span or run.span,
         notes=(f"loss {result.loss:g}, gradient norm {result.gradient_norm:g}, "
-               f"{step - 1} updates were made before",),
+               f"updates made before: {step - 1}",),
         help=("a smaller learning rate or `:clip-norm 1.0` in the run often mends this",),
         exit_code=3,
     )

@@ -61,7 +61,7 @@ BOMBS = {
     "reduce": "(let ((x (range 100000))) (dotimes (i 10000) (reduce + x)))",
     "length of long calls": "(let ((x (range 100000))) (dotimes (i 10000) (apply max x)))",
     "gensym": "(dotimes (i 100000000) (gensym))",
-    "symbols": '(let ((s "a")) (dotimes (i 1000000) (intern s)))',
+    "symbols": '(let ((s "a")) (dotimes (i 10000000) (intern s)))',
     "destructuring": "(let ((x (range 100000))) (dotimes (i 1000) (destructuring-bind (a &rest r) x a)))",
     "splicing": "(let ((x (range 100000))) (dotimes (i 1000) `(,@x ,@x)))",
 }
@@ -70,8 +70,8 @@ BOMBS = {
 @pytest.mark.parametrize("name", BOMBS)
 def test_bombs_end(name):
     start = time.perf_counter()
-    mistake(BOMBS[name], "E-EVAL-041")
-    assert time.perf_counter() - start < 10
+    mistake(BOMBS[name], "E-EVAL-041", limit=1_000_000)  # benchmarks/evaluator_budget.py: the full one
+    assert time.perf_counter() - start < 60  # seconds on an idle machine are 2; CI shares its cores
 
 
 def test_deep_values_are_no_host_error():

@@ -43,7 +43,7 @@ from sexpgpu.lisp.values import Native, Tensor, knobs_of, plain, with_knobs
      (6, (), (2,), (1, 2), (1, 2, 3), (1, 2, 3), 2, 7)),
     ("(sort [3 1 2] <)", (1, 2, 3)),
     ("(sort '((b 1) (a 0)) (lambda (x y) (< (second x) (second y))))", ((Symbol("a"), 0), (Symbol("b"), 1))),
-    ("(string-append \"a\" 1 'b :k 1/2 0.5 true)", "a1b:k1/20.5true"),
+    ("(string-append \"a\" 1 'b ':k 1/2 0.5 true)", "a1b:k1/20.5true"),
     ("(format-number 1/3 :digits 3)", "0.333"),
     ("[(eq 'a 'a) (eq 1 1.0) (equal [1 [2]] [1 [2]]) (not nil) (null []) (symbolp f32) (evenp 4)]",
      (True, False, True, True, True, True, True)),
@@ -79,7 +79,7 @@ def test_numbers(text, wanted):
 def test_float_functions_are_correctly_rounded():
     # from tables of the hard cases of double precision (Lefèvre and Muller) and exact arithmetic
     assert value("(sin 1e22)") == -0.8522008497671888
-    assert value("(cos 1e22)") == 0.5232147853951389
+    assert value("(cos 1e22)") == float("0.52321478539513894549759442588437")
     assert value("(exp 1)") == 2.718281828459045 and value("(log 10)") == 2.302585092994046
     assert value("(tanh 1e-300)") == 1e-300 and value("(exp -1000)") == 0.0 and value("(exp 1000)") == float("inf")
     assert value("(pow 0.9 100)") == 2.6561398887587544e-05 and value("(pow 4.0 0.5)") == 2.0

@@ -8,6 +8,7 @@ from math import erf
 from typing import Any
 
 import numpy as np
+from breadth_cases import BREADTH
 
 from sexpgpu.ir import Node
 from sexpgpu.ops import build
@@ -15,7 +16,7 @@ from sexpgpu.ops import build
 
 @dataclass(frozen=True)
 class Case:
-    """`operands`: (shape, kind) each; kind: real, positive, unit (0 … 1), apart (no two within 0.05), bool, index:n."""
+    """`operands`: (shape, kind) each; kind: real, positive, unit (0 … 1), above (1), apart (no two within 0.05), bool, index:n."""
 
     op: str
     operands: tuple[tuple[tuple[int, ...], str], ...]
@@ -36,6 +37,8 @@ def value(shape: tuple[int, ...], kind: str, seed: int) -> np.ndarray:
         return rng.integers(0, int(kind[6:]), shape).astype(np.int32)
     if kind == "positive":
         return 0.4 + rng.random(shape)
+    if kind == "above":
+        return 1.2 + rng.random(shape)
     if kind == "unit":
         return 0.05 + 0.9 * rng.random(shape)
     spaced = (np.arange(count) - count / 2 + 0.37) * (0.31 if kind == "apart" else 0.173) + seed * 0.0137
@@ -221,4 +224,5 @@ CASES: list[Case] = [
     Case("stop-gradient", (REAL,), lambda x: x),
     Case("iota", (), lambda: np.arange(5, dtype=np.int32), {"count": 5}),
     Case("constant", (), lambda: np.float64(1.5), {"value": 1.5, "dtype": "f64"}),
+    *(Case(*row) for row in BREADTH),
 ]

@@ -188,7 +188,7 @@ def test_programs_that_differ(tmp_path):
     wide = make_plan(tmp_path, width=3)
     wide = replace(wide, compile=lambda: FakeProgram(width=4))
     d = refused("E-CKPT-020", lambda: go(tmp_path, plan=wide, resume="latest"))
-    assert len(d.notes) == 3 and "f32[3] in the checkpoint, f32[4] in the program" in d.notes[0]
+    assert len(d.notes) == 4 and "f32[3] in the checkpoint, f32[4] in the program" in d.notes[0]
     changed = make_plan(tmp_path, lr=0.01)
     d = refused("E-CKPT-021", lambda: go(tmp_path, plan=changed, resume="latest"))
     assert any("optimizer" in note for note in d.notes) and any("knob lr" in note for note in d.notes)
@@ -294,7 +294,7 @@ def test_data_outside_the_folder_is_announced(tmp_path):
 def test_changed_data_changes_the_trajectory(tmp_path):
     go(tmp_path, steps=10)
     path = tmp_path / "data.csv"
-    path.write_text(path.read_text().replace("0", "1", 1))
+    path.write_text(path.read_text().replace("0.", "1.", 1))
     d = refused("E-CKPT-021", lambda: go(tmp_path, resume="latest"))
     assert "data points" in d.notes[0]
 
@@ -329,6 +329,7 @@ def test_parts_are_cut_in_name_order(tmp_path, monkeypatch):
 def test_finding_needs_no_torch(tmp_path):
     go(tmp_path, steps=5)
     code = ("import sys; from sexpgpu.run.checkpoints.find import Wanted, stored_threads;"
-            f"print(stored_threads(Wanted('latest', 'ck', {str(tmp_path)!r}, ('fake',), 'train')), 'torch' in sys.modules)")
+            f"wanted = Wanted('latest', 'ck', {str(tmp_path)!r}, ('fake',), 'train');"
+            "print(stored_threads(wanted), 'torch' in sys.modules)")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[2])
     assert done.stdout.split() == ["1", "False"], done.stderr

@@ -69,7 +69,7 @@ def test_without_a_location_and_twice(tmp_path):
     process.communicate(timeout=30)
     assert process.returncode == 143
     assert json.loads((tmp_path / "s.json").read_text())["state"] == "stopped"
-    process = start(tmp_path, "metrics=jsonl:n.jsonl", "status=s.json", "checkpoint_dir=ck", "delay=1.5")
+    process = start(tmp_path, "metrics=jsonl:n.jsonl", "status=s.json", "checkpoint_dir=ck", "delay=0.8")
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline and json.loads((tmp_path / "s.json").read_text())["state"] != "running":
         time.sleep(0.02)

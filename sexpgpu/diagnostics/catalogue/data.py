@@ -204,4 +204,144 @@ Right:
     11 outputs, or labels 0 … 9
 """,
     ),
+    "E-DATA-030": Entry(
+        "rows and sequences",
+        """\
+`batches` is asked of a sequence of tokens, or `windows` of rows.
+
+Why: `text` and `tokens` are one long sequence, which `windows` cuts into samples; the other formats have a sample a row.
+
+Wrong:
+    (batches corpus :batch 32)
+
+Right:
+    (windows corpus :context 128 :batch 32)
+""",
+    ),
+    "E-DATA-031": Entry(
+        "not a whole NumPy file",
+        """\
+The file is neither a .npy nor an .npz, or it was cut.
+
+Why: Its first bytes, its header or its length are not those NumPy writes.
+
+Wrong:
+    np.savetxt("x.npy", x)
+
+Right:
+    np.save("x.npy", x)
+""",
+    ),
+    "E-DATA-032": Entry(
+        "array of Python objects",
+        """\
+An array holds Python objects, which NumPy keeps as a pickle.
+
+Why: A pickle can run any program when it is loaded, so none ever is. Lists of different lengths become such an array too.
+
+Wrong:
+    np.save("x.npy", np.array([[1, 2], [3]], dtype=object))
+
+Right:
+    np.save("x.npy", np.array([[1, 2], [3, 0]], dtype=np.float32))
+""",
+    ),
+    "E-DATA-033": Entry(
+        "other dtype or shape than declared",
+        """\
+An array of the file has another kind of number, or another shape, than its field says.
+
+Why: Axis 0 is the row, and a field's shape is that of one row. Integers may become floats, and floats other floats; floats become integers only by you.
+
+Wrong:
+    :fields ((image f32 [64]))   ; the array is [1797 8 8]
+
+Right:
+    :fields ((image f32 [8 8]))
+""",
+    ),
+    "E-DATA-034": Entry(
+        "no array for a field",
+        """\
+An .npz has no array of the field's name, or a .npy is asked for more than one field.
+
+Why: A .npy is a single array; in an .npz each field is found by its name.
+
+Wrong:
+    (npy "x.npz" :fields ((img f32 [64])))   ; it has image and label
+
+Right:
+    (npy "x.npz" :fields ((image f32 [64])))
+""",
+    ),
+    "E-DATA-035": Entry(
+        "part of a token at the end",
+        """\
+The length of a token file is no multiple of the size of a token.
+
+Why: A u16 has two bytes and a u32 four. The file was cut, has a header, or has another dtype.
+
+Wrong:
+    (tokens "train.bin" :dtype u32)   ; 1,002 bytes
+
+Right:
+    (tokens "train.bin" :dtype u16)
+""",
+    ),
+    "E-DATA-036": Entry(
+        "shorter than one window",
+        """\
+A part has fewer tokens than one window and its targets.
+
+Why: A window of :context tokens needs one token more, since its targets are one later.
+
+Wrong:
+    (windows corpus :split valid :context 1024 :batch 8)   ; valid has 900 tokens
+
+Right:
+    (windows corpus :split valid :context 512 :batch 8)
+""",
+    ),
+    "E-DATA-037": Entry(
+        "not a JSON record",
+        """\
+A line is not one JSON object.
+
+Why: jsonl has a record a line; a list, a bare number or half an object is none.
+
+Wrong:
+    [1, 2, 3]
+
+Right:
+    {"x": [1, 2, 3]}
+""",
+    ),
+    "E-DATA-038": Entry(
+        "record without a key",
+        """\
+A record does not have the key that a field takes.
+
+Why: Nothing stands for a value that is not there.
+
+Wrong:
+    {"lable": 3}
+
+Right:
+    {"label": 3}
+""",
+    ),
+    "E-DATA-039": Entry(
+        "value of another form",
+        """\
+A record's value is no number, or its lists do not have the field's shape.
+
+Why: Every record of a field has one shape; lists of different lengths have none.
+
+Wrong:
+    {"x": [1, 2]}   ; x is f32 [3]
+
+Right:
+    {"x": [1, 2, 0]}
+""",
+    ),
 }

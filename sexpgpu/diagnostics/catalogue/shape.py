@@ -83,4 +83,32 @@ CODES: dict[str, Entry] = {
         "nothing to differentiate",
         "(grad y x) takes a float scalar y and a float tensor x: a field, a parameter, a state or (variable x).",
     ),
+    "E-SHAPE-021": Entry(
+        "more elements than the axis has",
+        "top-k takes 1 or more elements of one axis, and at most as many as it has.",
+    ),
+    "E-SHAPE-022": Entry(
+        "a variance of too few elements",
+        "The variance divides by the number of elements less :correction (1 unless given), which must be 1 or more. Of "
+        "one element only (variance x :correction 0) is defined: it is 0.",
+    ),
+    "E-SHAPE-023": Entry(
+        "no einsum equation",
+        "An equation has letters for the axes of each operand, commas between operands, and after -> the letters of "
+        "the result: (einsum a b :equation \"bij,bjk->bik\"). ... stands for leading axes.",
+    ),
+    "E-SHAPE-024": Entry(
+        "shapes do not fit a convolution or a pool",
+        "x is [samples channels …], the weight [outputs channels/groups …], the bias [outputs]. The kernel, spread by "
+        ":dilation, may not be longer than the axis with its padding.",
+    ),
+    "E-SHAPE-025": Entry(
+        "a setting of a convolution or a pool",
+        ":stride, :dilation and windows are 1 or more, :padding 0 or more (at most half of a pool's window): one number "
+        "for all spatial axes, or a list of one for each.",
+    ),
+    "E-SHAPE-026": Entry(
+        "the mask does not fit the scores",
+        "attend's one mask, bool or float, must broadcast to the scores [… queries keys].",
+    ),
 }

@@ -19,7 +19,7 @@ from sexpgpu.lisp.parameters import check_count, check_keys
 from sexpgpu.lisp.values import KnobBool, Native, Tensor, plain
 
 TABLE: dict[str, Native] = {}
-FLOAT_COST = 50  # a correctly rounded function is some 50 microseconds of decimal arithmetic
+FLOAT_COST = 100  # a correctly rounded function is some 50 microseconds of decimal arithmetic
 _SMALL = 1 << 62
 Number = int | float | Fraction
 

@@ -12,8 +12,8 @@ from sexpgpu.lisp.builtins.arithmetic import TABLE as ARITHMETIC
 from sexpgpu.lisp.builtins.arithmetic import compare_cost, number
 from sexpgpu.lisp.builtins.define import index_of, joined, listed, native, text, whole
 from sexpgpu.lisp.builtins.logic import equal
-from sexpgpu.lisp.parameters import check_count
 from sexpgpu.lisp.macros import split_keywords
+from sexpgpu.lisp.parameters import check_count
 from sexpgpu.lisp.values import NIL, Closure, KnobBool, Native, Tensor
 
 TABLE: dict[str, Native] = {}
@@ -173,7 +173,7 @@ def _reduce(ev: Any, args: list, kwargs: dict[str, Any], span: Any) -> Any:
     else:
         return ev.call(function, [], {}, span)
     for item in items:
-        ev.budget.left -= 1
+        ev.spend(4, "reduce")
         value = ev.call(function, [item, value] if backwards else [value, item], {}, span)
     return value
 
@@ -232,7 +232,7 @@ _filter("remove-if", False)
 def _quantifier(name: str, stop: bool) -> None:
     def check(ev: Any, args: list, kwargs: dict[str, Any], span: Any) -> Any:
         for item in listed(name, args[1]):
-            ev.budget.left -= 1
+            ev.spend(4, name)
             if _yes(ev, ev.call(args[0], [item], {}, span), name) is stop:
                 return stop
         return not stop
@@ -302,6 +302,6 @@ def _gensym(ev: Any, args: list, kwargs: dict[str, Any], span: Any) -> Any:
     """A symbol that no text can contain, for names that a macro introduces."""
     from_text = text("gensym", args[0]) if args else "g"
     ev.gensyms += 1
-    ev.spend(len(from_text), "gensym")
+    ev.spend(len(from_text) + 20, "gensym")
     return Symbol(f"#:{from_text}{ev.gensyms}")
 

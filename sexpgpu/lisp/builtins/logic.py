@@ -33,12 +33,12 @@ def equal(ev: Any, a: Any, b: Any) -> bool:
         if isinstance(x, tuple) and isinstance(y, tuple):
             if len(x) != len(y):
                 return False
-            ev.spend(len(x), "equal")
+            ev.spend(4 + len(x), "equal")
             todo += zip(x, y, strict=True)
             continue
         if isinstance(x, str):
             ev.spend(len(x), "equal")
-        ev.budget.left -= 1
+        ev.spend(4, "equal")
         if not same_atom(x, y):
             return False
     return True

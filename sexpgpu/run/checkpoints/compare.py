@@ -94,7 +94,8 @@ def _inexact(manifest: Manifest, now: Identity) -> list[str]:
 def refuse(comparison: Comparison, where: str, accept: bool) -> None:
     """E-CKPT-020 for what can never be, E-CKPT-021 for what needs `--accept`."""
     if comparison.impossible:
-        fail("E-CKPT-020", f"the checkpoint {where} is of another program", notes=comparison.impossible,
+        fail("E-CKPT-020", f"the checkpoint {where} is of another program",
+             notes=comparison.impossible + comparison.harmless,
              help="resume with the program that wrote it, or start anew in another location")
     if comparison.changing and not accept:
         fail("E-CKPT-021", f"going on from {where} would change the run's trajectory",

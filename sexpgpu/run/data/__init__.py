@@ -8,9 +8,16 @@ from pathlib import Path
 from sexpgpu.diagnostics import fail, suggestion
 from sexpgpu.experiment.model import DataSource
 from sexpgpu.run.data.dataset import Dataset
+from sexpgpu.run.data.stream import Stream
 
-#: format -> reader(source, path) -> Dataset
-FORMATS = {"csv": "sexpgpu.run.data.csv:read"}
+#: format -> reader(source, path) -> Dataset, or Stream
+FORMATS = {
+    "csv": "sexpgpu.run.data.csv:read",
+    "jsonl": "sexpgpu.run.data.jsonl:read",
+    "npy": "sexpgpu.run.data.npy:read",
+    "text": "sexpgpu.run.data.text:read",
+    "tokens": "sexpgpu.run.data.tokens:read",
+}
 
 
 def locate(source: DataSource, folder: str | Path | None = None) -> Path:
@@ -21,7 +28,7 @@ def locate(source: DataSource, folder: str | Path | None = None) -> Path:
     return Path(folder if folder is not None else source.folder) / source.location
 
 
-def open_source(source: DataSource, folder: str | Path | None = None) -> Dataset:
+def open_source(source: DataSource, folder: str | Path | None = None) -> Dataset | Stream:
     """Reads the whole source. `folder`: what its location is relative to, by default the source's own."""
     if source.format not in FORMATS:
         fail("E-DATA-010", f"`{source.format}` is not a data format of this version", source.span,
