@@ -117,7 +117,5 @@ def entry(code: str) -> Entry | None:
 
 
 def codes(family: str) -> dict[str, Entry]:
-    """The entries of one family; those of the def-forms lie in a file of their own, whatever their family."""
-    own = import_module(CATALOGUE[family]).CODES
-    forms = import_module("sexpgpu.diagnostics.catalogue.forms").CODES
-    return own | {code: e for code, e in forms.items() if code.split("-")[1] == family}
+    """The entries of one family."""
+    return import_module(CATALOGUE[family]).CODES

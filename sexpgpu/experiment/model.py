@@ -63,7 +63,7 @@ class DataSource:
 
 @dataclass(frozen=True)
 class Batches:
-    """`(batches source :split s :batch b :shuffle true :limit n)`: the samples of one optimizer step or evaluation batch.
+    """`(batches source :split s :batch b :shuffle true :limit n)`: the samples of one step or evaluation batch.
 
     `(windows source :context c :stride n …)` has `context` and `stride` too; a window is a sample.
     """

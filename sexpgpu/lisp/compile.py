@@ -85,6 +85,8 @@ class Compiler:
             self.depth -= 1
 
     def _list(self, form: ListForm, scope: Scope, cell: list, tail: bool) -> Compiled:
+        if form.trail:  # a macro may share one form in 2^n places, and each is compiled
+            self.ev.spend(4, form)
         if form.bracket:
             return self.bracket(form, scope, cell)
         while True:

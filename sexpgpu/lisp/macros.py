@@ -14,6 +14,9 @@ from sexpgpu.read.reader import MAX_NESTING
 BRACKET = Symbol("list")
 
 
+MAX_TRAIL = 20  # macro calls that a form remembers: an endless expansion must not grow its forms
+
+
 class HomeSymbol(Symbol):
     """A name from a macro's template: looked up in the scope of the call, then in the macro's own file."""
 
@@ -50,7 +53,7 @@ def argument(form: Form) -> Any:
 
 def to_form(ev: Any, value: Any, macro: Macro, call: ListForm) -> Form:
     """Value to form. What came from the call keeps its own place; what the template made takes the call's place."""
-    trail = (Expansion(macro.name, call.span), *call.trail)
+    trail = (Expansion(macro.name, call.span), *call.trail[: MAX_TRAIL - 1])
     own = macro.span
     done: list[list[Form]] = [[]]
     stack: list[tuple[bool, Any]] = []

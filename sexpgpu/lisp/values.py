@@ -237,6 +237,10 @@ def _list_value(top: ListForm) -> tuple:
         form, items = stack[-1]
         for item in items:
             if isinstance(item, ListForm):
+                known = item.__dict__.get("_value")
+                if known is not None:
+                    done[-1].append(known)
+                    continue
                 stack.append((item, iter(item.items)))
                 done.append([])
                 break
@@ -245,6 +249,8 @@ def _list_value(top: ListForm) -> tuple:
             first = (Symbol("list", span=form.span),) if form.bracket and done[-1] else ()
             made = FormList(first + tuple(done.pop()))
             made.form = form
+            # kept with the form: macros share forms, and a shared one may stand in 2^n places
+            object.__setattr__(form, "_value", made)
             stack.pop()
             if not stack:
                 return made

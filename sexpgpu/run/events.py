@@ -42,7 +42,7 @@ class StepDone:
     interval_tokens: float | None = None
 
     def rates(self) -> dict[str, float]:
-        """step-seconds, samples-per-second and, where the loss counts tokens, tokens-per-second."""
+        """step-seconds, samples-per-second and, where the loss counts or the data are windows, tokens-per-second."""
         seconds = max(self.interval_seconds, 1e-9)
         rates = {
             "step-seconds": self.interval_seconds / self.interval_steps,

@@ -136,7 +136,7 @@ def _update(program: Program, run: Run, feeds: Feeds, step: int, logged: bool, m
     start = clock()
     batch = feeds.train.batch(step - 1)
     result = program.step(batch, logged)
-    meter.add(clock() - start, run.data.batch, result.tokens)
+    meter.add(clock() - start, run.data.batch, run.data.tokens if result.tokens is None else result.tokens)
     if not result.finite:
         raise _not_finite(run, step, result)
     return result

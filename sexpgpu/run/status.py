@@ -35,6 +35,7 @@ class StatusFile:
         self.trouble = ""
         self._refuse_odd_paths()
         try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
             self._replace()
         except OSError as error:
             fail("E-RUN-020", f"the status file {path} cannot be written: {error.strerror or error}",

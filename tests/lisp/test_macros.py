@@ -45,7 +45,6 @@ def test_arguments_keep_their_own_place():
 
 def test_a_macro_defined_too_late_says_so():
     assert "top level" in render(mistake("(let () (defmacro m (x) x) (m 1))", "E-EVAL-019"))
-    assert value("(progn (defmacro m (x) x) (m 1))") == 1 or True
     evaluator("(progn (defmacro m (x) x) (m 1))").load_main()
     evaluator("(defun f () (m 1)) (defmacro m (x) x) (f)").load_main()
 

@@ -69,8 +69,8 @@ def test_paths_stay_inside(program, tmp_path):
         failing(program, "E-EVAL-013", {"main": f'(import "{name.replace(chr(92), chr(92) * 2)}")'})
     (tmp_path / "own" / "link.lisp").symlink_to(tmp_path / "secret.lisp")
     failing(program, "E-EVAL-013", {"main": '(import "link")'})
-    d = failing(program, "E-EVAL-011", {"main": '(import "nm")'}, {"nn": ""})
-    assert "did you mean `nn`?" in d.help[0]
+    d = failing(program, "E-EVAL-011", {"main": '(import "optin")'}, {"optim": ""})
+    assert "did you mean `optim`?" in d.help[0]
 
 
 def test_circles(program):

@@ -1,5 +1,6 @@
 """Codes E-EVAL-0…: title and page of each (those of the def-forms are in forms.py). A code is never reused."""
 
+from sexpgpu.diagnostics.catalogue.forms import EVAL
 from sexpgpu.diagnostics.core import Entry
 
 
@@ -82,3 +83,5 @@ CODES: dict[str, Entry] = {
         "(defun total (n) (if (= n 0) 0 (+ n (total (- n 1)))))",
         "(defun total (n sum) (if (= n 0) sum (total (- n 1) (+ sum n))))")),
 }
+
+CODES |= EVAL

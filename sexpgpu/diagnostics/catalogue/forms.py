@@ -1,8 +1,8 @@
-"""Codes of the def-forms (E-EVAL-1xx) and of choosing a run (E-RUN-1xx). A code is never reused."""
+"""Codes of the def-forms (E-EVAL-1xx) and of choosing a run (E-RUN-1xx). `eval.py` and `run.py` take them in. A code is never reused."""
 
 from sexpgpu.diagnostics.core import Entry
 
-CODES: dict[str, Entry] = {
+EVAL: dict[str, Entry] = {
     "E-EVAL-101": Entry("unknown key", "A form or function got a `:key` it does not have.\n\nWrong: `(batches digits :batch-size 64)`\nRight: `(batches digits :batch 64)`\n\n`docs/lisp.md` lists the keys of every form."),
     "E-EVAL-102": Entry("missing key", "A form needs a key that is not there.\n\nWrong: `(defrun train :loss f)`\nRight: `(defrun train :data (batches d :batch 8) :loss f :optimizer (sgd :lr 0.1) :steps 10)`"),
     "E-EVAL-103": Entry("wrong kind of value", "The value of a key or argument is of another kind than the form can use.\n\nWrong: `:steps \"500\"`\nRight: `:steps 500`"),
@@ -18,6 +18,9 @@ CODES: dict[str, Entry] = {
     "E-EVAL-113": Entry("number does not fit the tensor", "A compile-time number takes the dtype of the tensor it meets; fractions do not fit integer tensors.\n\nWrong: `(* label 0.5)` for an i32 label\nRight: `(* (cast label f32) 0.5)`"),
     "E-EVAL-114": Entry("tensor expected", "An op got something that is no tensor.\n\nWrong: `(relu \"x\")`\nRight: `(relu x)`"),
     "E-EVAL-115": Entry("not in this version", "The language has this form or key, and this version of the compiler does not support it yet."),
+}
+
+RUN: dict[str, Entry] = {
     "E-RUN-101": Entry("several runs", "The file has several runs, and the command names none.\n\nWrong: `sexpgpu run file.lisp`\nRight: `sexpgpu run file.lisp train`"),
     "E-RUN-102": Entry("unknown run", "The file has no run of this name.\n\nWrong: `sexpgpu run file.lisp trian`\nRight: `sexpgpu run file.lisp train`"),
     "E-RUN-103": Entry("no run", "The file defines no run, so there is nothing to do.\n\nRight: `(defrun train :data … :loss … :optimizer … :steps 100)`"),

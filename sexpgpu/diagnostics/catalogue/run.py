@@ -1,5 +1,6 @@
 """Codes E-RUN-…: title and page of each. A code is never reused."""
 
+from sexpgpu.diagnostics.catalogue.forms import RUN
 from sexpgpu.diagnostics.core import Entry
 
 CODES: dict[str, Entry] = {
@@ -130,3 +131,5 @@ Right:
 """,
     ),
 }
+
+CODES |= RUN

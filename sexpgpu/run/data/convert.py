@@ -27,8 +27,8 @@ def chunks(values: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
 def numpy_dtype(source: DataSource, field: Field) -> np.dtype:
     """The array's dtype of a field; E-DATA-011 for one that files cannot hold."""
     if field.dtype not in NUMPY:
-        fail("E-DATA-011", f"field `{field.name}`: {source.format} has fields of type {' '.join(NUMPY)}, not {field.dtype}",
-             field.span or source.span)
+        fail("E-DATA-011", f"field `{field.name}`: {source.format} has fields of type {' '.join(NUMPY)}, not "
+             f"{field.dtype}", field.span or source.span)
     return np.dtype(NUMPY[field.dtype])
 
 

@@ -80,8 +80,8 @@ def check_bound(dataset: Dataset | Stream, bound: FieldBound) -> None:
     row, within = divmod(first, values.size // len(values))
     where = f"token {row + 1}" if dataset.source.stream else f"row {row + 1}"
     fail("E-DATA-014",
-         f"field `{bound.field}` of data `{dataset.source.name}` is {values[row].reshape(-1)[within].item()} in {where}, "
-         f"outside {bound.low}…{bound.high}" + (f" ({bound.why})" if bound.why else ""),
+         f"field `{bound.field}` of data `{dataset.source.name}` is {values[row].reshape(-1)[within].item()} in "
+         f"{where}, outside {bound.low}…{bound.high}" + (f" ({bound.why})" if bound.why else ""),
          bound.span or dataset.source.span,
          notes=(f"file: {dataset.source.location}; {outside} values are outside",))
 

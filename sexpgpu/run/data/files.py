@@ -33,7 +33,8 @@ def digest(source: DataSource, path: Path) -> str:
 def check_file(source: DataSource, path: Path) -> None:
     """A pipe or device would never end."""
     if path.exists() and not path.is_file():
-        fail("E-DATA-001", f"data `{source.name}`: {path} is a folder or device, not a file", source.location_span or source.span)
+        fail("E-DATA-001", f"data `{source.name}`: {path} is a folder or device, not a file",
+             source.location_span or source.span)
 
 
 def unreadable(source: DataSource, path: Path, error: OSError) -> NoReturn:

@@ -88,7 +88,8 @@ def _record(source: DataSource, number: int, line: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):
         fail("E-DATA-037", f"{source.location}, line {number}: a number of too many digits, or lists too deep", place)
     if not isinstance(record, dict):
-        fail("E-DATA-037", f"{source.location}, line {number}: a record is a JSON object, and this is {KINDS[type(record)]}", place)
+        fail("E-DATA-037", f"{source.location}, line {number}: a record is a JSON object, and this is "
+             f"{KINDS[type(record)]}", place)
     return record
 
 
@@ -123,7 +124,8 @@ def _cells(chunk: _Chunk, f: Field, row: int, value: Any, shape: tuple[int, ...]
     if shape:
         if not isinstance(value, list) or len(value) != shape[0]:
             got = f"a list of {len(value)}" if isinstance(value, list) else KINDS[type(value)]
-            chunk.bad("E-DATA-039", f, row, f"a list of {shape[0]} belongs here (shape [{' '.join(map(str, f.shape))}]), and this is {got}")
+            chunk.bad("E-DATA-039", f, row, f"a list of {shape[0]} belongs here (shape "
+                      f"[{' '.join(map(str, f.shape))}]), and this is {got}")
         return [cell for item in value for cell in _cells(chunk, f, row, item, shape[1:])]
     if isinstance(value, bool) and f.dtype == "bool":
         return [int(value)]

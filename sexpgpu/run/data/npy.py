@@ -75,10 +75,10 @@ def _archive(source: DataSource, path: Path) -> dict[str, np.ndarray]:
 
 
 def _refused(source: DataSource, name: str, error: Exception) -> NoReturn:
-    if "object" in str(error).lower():
+    if "Object arrays" in str(error) or "Python objects" in str(error):
         which = f"array `{name}` of {source.location}" if name else source.location
-        fail("E-DATA-032", f"{which} holds Python objects, and those are never loaded", source.location_span or source.span,
-             help="save numbers: np.save(file, np.asarray(values, dtype=np.float32))")
+        fail("E-DATA-032", f"{which} holds Python objects, and those are never loaded",
+             source.location_span or source.span, help="save numbers: np.save(file, np.asarray(values, dtype=np.float32))")
     _damaged(source, str(error).strip("'\"").split("\n")[0] or type(error).__name__)
 
 
@@ -90,7 +90,8 @@ def _damaged(source: DataSource, why: str) -> NoReturn:
 def _check_lengths(source: DataSource, arrays: dict[str, np.ndarray]) -> None:
     (first, one), *rest = arrays.items()
     if not one.ndim:
-        fail("E-DATA-033", f"{source.location}: `{first}` is a single number; axis 0 of an array is its rows", source.span)
+        fail("E-DATA-033", f"{source.location}: `{first}` is a single number; axis 0 of an array is its rows",
+             source.span)
     for name, other in rest:
         if not other.ndim or len(other) != len(one):
             fail("E-DATA-033", f"{source.location}: `{first}` has {len(one):,} rows, and `{name}` has "
@@ -102,12 +103,13 @@ def _check_lengths(source: DataSource, arrays: dict[str, np.ndarray]) -> None:
 def _field(source: DataSource, field: Field, array: np.ndarray) -> np.ndarray:
     dtype, place = numpy_dtype(source, field), field.span or source.span
     if array.shape[1:] != field.shape:
-        fail("E-DATA-033", f"field `{field.name}` has shape {_shape(field.shape)}, and a row of it in {source.location} "
+        fail("E-DATA-033", f"field `{field.name}` has shape {_shape(field.shape)}, and a row in {source.location} has "
              f"{_shape(array.shape[1:])}", place)
     whole = dtype.kind in "iub" and field.scale is None
     if array.dtype.kind not in "biuf" or (whole and array.dtype.kind == "f"):
-        fail("E-DATA-033", f"field `{field.name}` is {field.dtype}, and {source.location} has {_dtype(array.dtype)}", place,
-             help=f"declare ({field.name} f32 …), or convert the file with .astype" if array.dtype.kind == "f" else ())
+        helps = f"declare ({field.name} f32 …), or convert the file with .astype" if array.dtype.kind == "f" else ()
+        fail("E-DATA-033", f"field `{field.name}` is {field.dtype}, and {source.location} has {_dtype(array.dtype)}",
+             place, help=helps)
     same = array.dtype == dtype and field.scale is None
     out = array if same else np.empty(array.shape, dtype)
     for start, part in () if same and dtype.kind != "f" else chunks(array):

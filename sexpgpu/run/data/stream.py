@@ -43,7 +43,8 @@ class Stream:
             if part == name:
                 return start, start + size
             start += size
-        fail("E-DATA-013", f"data `{self.source.name}` has no part `{name}`", span, help=suggestion(name, sizes, "parts"))
+        fail("E-DATA-013", f"data `{self.source.name}` has no part `{name}`", span,
+             help=suggestion(name, sizes, "parts"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,6 +76,7 @@ def windows(stream: Stream, data: Batches) -> Windows:
     if spare < 0:
         part = f"part `{data.split}` of data `{stream.source.name}`" if data.split else f"data `{stream.source.name}`"
         fail("E-DATA-036",
-             f"{part} has {stop - start:,} tokens; a window of {data.context:,} and its targets need {data.context + 1:,}",
+             f"{part} has {stop - start:,} tokens; a window of {data.context:,} and its targets need "
+             f"{data.context + 1:,}",
              data.span, help="a smaller :context, a larger share in :split, or more text")
     return Windows(stream.tokens, start, spare // stride + 1, data.context, stride)

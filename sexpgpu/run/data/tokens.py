@@ -26,8 +26,8 @@ def read(source: DataSource, path: Path) -> Stream:
         if not size:
             no_rows(source, "no tokens at all")
         if size % dtype.itemsize:
-            fail("E-DATA-035", f"{source.location} has {size:,} bytes, no multiple of the {dtype.itemsize} of a {name}", place,
-                 help="the file was cut, or its :dtype is another")
+            fail("E-DATA-035", f"{source.location} has {size:,} bytes, no multiple of the {dtype.itemsize} of a {name}",
+                 place, help="the file was cut, or its :dtype is another")
         tokens = np.memmap(path, dtype, "r")
     except OSError as error:
         unreadable(source, path, error)
@@ -35,5 +35,6 @@ def read(source: DataSource, path: Path) -> Stream:
         for start, part in chunks(tokens):
             if part.max() > LARGEST:
                 at = int(np.argmax(part > LARGEST))
-                fail("E-DATA-009", f"{source.location}: token {start + at + 1:,} is {part[at]}, outside 0…{LARGEST}", place)
+                fail("E-DATA-009",
+                     f"{source.location}: token {start + at + 1:,} is {part[at]}, outside 0…{LARGEST}", place)
     return Stream(source, tokens, known)

@@ -80,6 +80,7 @@ class JsonlTarget:
 
     def _open(self) -> int:
         try:
+            Path(self.path).parent.mkdir(parents=True, exist_ok=True)
             return os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
             fail("E-RUN-013", f"the metrics file {self.path} cannot be opened: {error.strerror}",
