@@ -12,7 +12,7 @@
 
 (deflayer embedding (indices count width &key (init nil))
   "Rows of a table [count width]: indices i32 [… ] -> [… width]. Standard normal unless :init says otherwise."
-  (gather (param "weight" [count width] :init (or init (normal :std 1))) indices))
+  (embed (param "weight" [count width] :init (or init (normal :std 1))) indices))
 
 (deflayer layer-norm (x &key (eps 1e-5) (bias true))
   "Each row of the last axis to mean 0 and variance 1, then scaled and shifted by unit: [… d] -> [… d] (Ba et al. 2016)."
@@ -58,6 +58,43 @@ The states `mean` and `variance` follow those of training by :momentum and stand
             (stop-gradient (+ (* (- 1 momentum) old-variance) (* (* momentum (/ count (max 1 (- count 1)))) v))))
           (+ (* (normalize x :axis others :eps eps) weight) bias))
         (+ (* (* (- x (along-axis old-mean place axes)) (rsqrt (+ (along-axis old-variance place axes) eps))) weight) bias))))
+
+(deflayer convolution (x channels kernel &key (stride 1) (padding 0) (dilation 1) (groups 1) (bias true) (init nil))
+  "The correlation of x [n c …] with `channels` kernels over 1 to 3 axes, as torch: -> [n channels …]. kernel, :stride,
+:padding and :dilation are a number or a list, one an axis. Weight [channels c/groups kernel …]; uniform ±1/√(c/groups ∏kernel)."
+  (let* ((sizes (if (listp kernel) kernel (mapcar (lambda (i) kernel) (range (- (rank x) 2)))))
+         (inputs (/ (dim x 1) groups))
+         (bound (/ 1 (sqrt (reduce * sizes :initial-value inputs))))
+         (start (or init (uniform :low (- bound) :high bound)))
+         (weight (param "weight" (append [channels inputs] sizes) :init start)))
+    (if bias
+        (convolve x weight (param "bias" [channels] :init (uniform :low (- bound) :high bound))
+                  :stride stride :padding padding :dilation dilation :groups groups)
+        (convolve x weight :stride stride :padding padding :dilation dilation :groups groups))))
+
+(deflayer transposed-convolution (x channels kernel &key (stride 1) (padding 0) (groups 1) (bias true) (init nil))
+  "The transpose of a `convolution`, to upsample: x [n c …] -> [n channels …], of the smallest size, as torch.
+Weight [c channels/groups kernel …]; uniform ±1/√(channels/groups ∏kernel)."
+  (let* ((sizes (if (listp kernel) kernel (mapcar (lambda (i) kernel) (range (- (rank x) 2)))))
+         (outputs (/ channels groups))
+         (bound (/ 1 (sqrt (reduce * sizes :initial-value outputs))))
+         (start (or init (uniform :low (- bound) :high bound)))
+         (weight (param "weight" (append [(dim x 1) outputs] sizes) :init start))
+         (y (convolve-transpose x weight :stride stride :padding padding :groups groups)))
+    (if bias
+        (+ y (along-axis (param "bias" [channels] :init (uniform :low (- bound) :high bound)) 1 (rank y)))
+        y)))
+
+(deflayer moving-mean (x &key (decay 0.99))
+  "An exponential moving average of x over training steps: m <- decay m + (1 - decay) x from 0, corrected for its start
+as Adam's moments are. In evaluations, the average so far. The shape of x; no gradient."
+  (let* ((total (state "total" (shape x) :init zeros))
+         (weight (state "weight" [] :init zeros))
+         (new-total (+ (* decay total) (* (- 1 decay) (stop-gradient x))))
+         (new-weight (+ (* decay weight) (- 1 decay))))
+    (if (training)
+        (/ (set-state! "total" new-total) (set-state! "weight" new-weight))
+        (/ total (max weight 1e-30)))))
 
 (defun dropout (x rate)
   "In training each element is 0 with probability rate, else scaled by 1/(1 - rate); elsewhere x (Srivastava et al. 2014).

@@ -85,6 +85,56 @@
          (rate (if (absent lr-decay) lr (/ lr (+ 1 (* lr-decay (- (update-number) 1)))))))
     (list (- param (* rate (/ g (+ (sqrt total) eps)))) total)))
 
+(defoptimizer adadelta (param grad &key (lr 1) (rho 0.9) (eps 1e-6) (weight-decay 0))
+  :state ((v zeros) (accumulated zeros))
+  "The gradient over its root mean square, in units of the steps taken so far (Zeiler 2012)."
+  (let* ((g (with-decay grad param weight-decay))
+         (v (moving-average v (* g g) rho))
+         (delta (* g (/ (sqrt (+ accumulated eps)) (sqrt (+ v eps))))))
+    (list (- param (* lr delta)) v (moving-average accumulated (* delta delta) rho))))
+
+(defoptimizer adamax (param grad &key (lr 2e-3) (betas [0.9 0.999]) (eps 1e-8) (weight-decay 0))
+  :state ((m zeros) (u zeros))
+  "Adam with a decaying maximum in place of the root mean square (Kingma and Ba 2015, section 7.1)."
+  (destructuring-bind (b1 b2) betas
+    (let* ((g (with-decay grad param weight-decay))
+           (m (moving-average m g b1))
+           (u (max (* b2 u) (+ (abs g) eps))))
+      (list (- param (* (/ lr (- 1 (power b1 (update-number)))) (/ m u))) m u))))
+
+(defoptimizer nadam (param grad &key (lr 2e-3) (betas [0.9 0.999]) (eps 1e-8) (weight-decay 0) (momentum-decay 4e-3))
+  :state ((m zeros) (v zeros) (product ones []))
+  "Adam with Nesterov's momentum and its schedule (Dozat 2016). State: `product` is a scalar."
+  (destructuring-bind (b1 b2) betas
+    (let* ((t (update-number))
+           (g (with-decay grad param weight-decay))
+           (mu-at (lambda (n) (* b1 (- 1 (* 1/2 (power 0.96 (* n momentum-decay)))))))
+           (mu (mu-at t))
+           (next (mu-at (+ t 1)))
+           (product (* product mu))
+           (m (moving-average m g b1))
+           (v (moving-average v (* g g) b2))
+           (denominator (+ (sqrt (/ v (- 1 (power b2 t)))) eps))
+           (direction (+ (* (/ (- 1 mu) (- 1 product)) g) (* (/ next (- 1 (* product next))) m))))
+      (list (- param (* lr (/ direction denominator))) m v product))))
+
+(defoptimizer radam (param grad &key (lr 1e-3) (betas [0.9 0.999]) (eps 1e-8) (weight-decay 0))
+  :state ((m zeros) (v zeros))
+  "Adam whose adaptive rate is rectified, and left out while its variance is unbounded (Liu et al. 2020)."
+  (destructuring-bind (b1 b2) betas
+    (let* ((t (update-number))
+           (g (with-decay grad param weight-decay))
+           (m (moving-average m g b1))
+           (v (moving-average v (* g g) b2))
+           (power2 (power b2 t))
+           (limit (- (/ 2 (- 1 b2)) 1))
+           (rho (- limit (/ (* (* 2 t) power2) (- 1 power2))))
+           (safe (clamp rho :low 5))
+           (rectified (sqrt (/ (* (* (- safe 4) (- safe 2)) limit) (* (* (- limit 4) (- limit 2)) safe))))
+           (adaptive (/ (* rectified (sqrt (- 1 power2))) (+ (sqrt v) eps)))
+           (direction (* (/ m (- 1 (power b1 t))) (where (> rho 5) adaptive 1))))
+      (list (- param (* lr direction)) m v))))
+
 (defoptimizer adafactor (param grad &key (lr 1e-2) (beta2-decay -0.8) (eps [1.1920929e-7 1e-3]) (clip 1) (weight-decay 0))
   :state ((row zeros (if (> (rank param) 1) (append (subseq (shape param) 0 (- (rank param) 1)) [1]) []))
           (column zeros (if (> (rank param) 1)

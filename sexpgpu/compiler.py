@@ -24,7 +24,14 @@ from sexpgpu.ir.text import graph_hash, graph_text
 from sexpgpu.ops import table
 from sexpgpu.passes.precision import apply_precision
 from sexpgpu.passes.simplify import simplify
-from sexpgpu.passes.train_step import entry_results, expand_gradients, forward_results, micro_step, update_step, whole_step
+from sexpgpu.passes.train_step import (
+    entry_results,
+    expand_gradients,
+    forward_results,
+    micro_step,
+    update_step,
+    whole_step,
+)
 from sexpgpu.source import Span
 
 #: device -> "module:class" of its program

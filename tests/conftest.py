@@ -13,7 +13,7 @@ OURS = ("SEXPGPU_", "FLASHCART_", "SYVAIN_", "AWS_")
 # Before any test module imports torch: idle OpenMP threads must sleep, not spin, on small shared machines.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault(
-    "OMP_NUM_THREADS", str(max(1, min(2, len(os.sched_getaffinity(0))))) if hasattr(os, "sched_getaffinity") else "1"
+    "OMP_NUM_THREADS", "1"
 )
 
 

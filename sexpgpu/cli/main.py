@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import re
+import signal
 import sys
 import tempfile
 import time
@@ -49,7 +50,10 @@ def cli() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """The entry point: runs a command, ends the process."""
-    sys.exit(perform(list(sys.argv[1:] if arguments is None else arguments)))
+    code = perform(list(sys.argv[1:] if arguments is None else arguments))
+    for number in (signal.SIGINT, signal.SIGTERM):  # the code is decided: a signal during Python's own end changes nothing
+        signal.signal(number, signal.SIG_IGN)
+    sys.exit(code)
 
 
 def perform(arguments: Sequence[str]) -> int:

@@ -19,7 +19,7 @@ FORMATS: dict[str, dict[str, Key]] = {
     "jsonl": {"fields": FIELDS},
     "npy": {"fields": FIELDS},
     "text": {"tokens": Key("symbol", "how text becomes tokens: bytes", "bytes", evaluated=False)},
-    "tokens": {"dtype": Key("symbol", "u16 or u32, little-endian", "u16")},
+    "tokens": {"dtype": Key("symbol", "u16 or u32, little-endian", "u16", evaluated=False)},
 }
 #: (format, key) -> the values it takes
 CHOICES = {("text", "tokens"): ("bytes",), ("tokens", "dtype"): ("u16", "u32")}

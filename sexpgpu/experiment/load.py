@@ -169,8 +169,9 @@ def _read(ev: Any, forms: _Forms, selection: Selection) -> tuple[dict[str, Eval]
     return evals, table, overrides
 
 
-def _decide(decided: dict[str, list[str]], value: Any, form: Form) -> None:
-    place = form.span.place if form.span is not None else ""
+def _decide(decided: dict[str, list[str]], value: Any, form: Any) -> None:
+    span = getattr(form, "span", form)  # a special form hands its form, a builtin (`range`) its span
+    place = span.place if span is not None else ""
     for knob in sorted(tensors.knobs_of(value)):
         places = decided.setdefault(knob, [])
         if place and place not in places:

@@ -55,7 +55,7 @@ def _canonical(name: str) -> Callable[[tuple[Node, ...], Attrs], Canonical]:
 def _transposed_size(inputs: tuple[Node, ...], attrs: Attrs, spatial: int) -> tuple[int, ...]:
     u, w = (i.type for i in inputs)
     _same_rank("convolve-transpose", u, w)
-    if attrs["size"] is not None:
+    if attrs["size"] not in (None, ()):
         return per_axis("convolve-transpose", "size", attrs["size"], spatial, 1)
     return tuple(
         max(1, (o - 1) * s - 2 * p + d * (k - 1) + 1)
@@ -78,7 +78,7 @@ def _result_shape(name: str, x: tuple[int, ...], kernel: tuple[int, ...], attrs:
     for axis, (n, k, s, p, d) in enumerate(zip(x, kernel, *_numbers(attrs), strict=True)):
         size = (n + 2 * p - d * (k - 1) - 1) // s + 1
         if size < 1 or k < 1:
-            words = f"{name}: the kernel spans {d * (k - 1) + 1}, axis {axis + 2} has {n} and {p} of padding at each end"
+            words = f"{name}: the kernel spans {d * (k - 1) + 1}, axis {axis + 2} is {n} and padded by {p} at each end"
             raise OpProblem("E-SHAPE-024", words, ((0, axis + 2), (1, axis + 2)))
         sizes.append(size)
     return tuple(sizes)

@@ -49,9 +49,8 @@ def _canonical(inputs: tuple[Node, ...], attrs: Attrs) -> Canonical:
     dots = "".join(spare[:most])
     if not arrow:
         joined = "".join(parts).replace("...", "")
-        wanted = ["..." + "".join(sorted(c for c in used if joined.count(c) == 1))] if most else [
-            "".join(sorted(c for c in used if joined.count(c) == 1))
-        ]
+        once = "".join(sorted(c for c in used if joined.count(c) == 1))
+        wanted = [("..." if most else "") + once]
     parts = [p.replace("...", dots[most - m :]) for p, m in zip(parts, extra, strict=True)]
     result = wanted[0].replace("...", dots)
     if len(set(result)) != len(result) or not set(result) <= set("".join(parts)):

@@ -53,7 +53,7 @@ def _prod(torch: Any, node: Node, args: list[Any]) -> Any:
 
 
 def _prod_vjp(node: Node, ct: Node) -> tuple[Node | None, ...]:
-    """The product of the others, exact beside zeros: products of pairs upward, the cotangent times siblings downward."""
+    """The product of the others, exact beside zeros: products of pairs upward, ct times siblings downward."""
     x, axes = node.inputs[0], node.attrs["axis"]
     if not axes or not x.type.size:
         return (spread(expand_reduced(ct, x.type, axes, node.attrs["keep-dims"]), x.type),)

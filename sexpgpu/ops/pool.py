@@ -21,7 +21,7 @@ def _canonical(name: str) -> Callable[[tuple[Node, ...], Attrs], Canonical]:
         spatial = spatial_of(name, inputs[0].type, 2)
         full = dict(attrs)
         full["window"] = per_axis(name, "window", attrs["window"], spatial, 1)
-        stride = attrs["window"] if attrs["stride"] is None else attrs["stride"]
+        stride = attrs["window"] if attrs["stride"] in (None, ()) else attrs["stride"]
         full["stride"] = per_axis(name, "stride", stride, spatial, 1)
         full["padding"] = per_axis(name, "padding", attrs["padding"], spatial, 0)
         if any(2 * p > w for p, w in zip(full["padding"], full["window"], strict=True)):
@@ -38,7 +38,7 @@ def _pooled(name: str, x: TensorType, attrs: Attrs) -> TensorType:
     for axis, (n, w, s, p) in enumerate(zip(x.shape[2:], *(attrs[k] for k in KEYS), strict=True)):
         size = (n + 2 * p - w) // s + 1
         if size < 1:
-            words = f"{name}: the window spans {w}, axis {axis + 2} has {n} and {p} of padding at each end"
+            words = f"{name}: the window spans {w}, axis {axis + 2} is {n} and padded by {p} at each end"
             raise OpProblem("E-SHAPE-024", words, ((0, axis + 2),))
         sizes.append(size)
     return TensorType(x.dtype, (*x.shape[:2], *sizes), x.batch)
@@ -133,7 +133,9 @@ def _cost(node: Node) -> tuple[int, int]:
     return (node.type.size * prod(node.attrs["window"]), traffic(node))
 
 
-def _pool(name: str, doc: str, operands: str, infer: Any, reference: Any, vjp: Any, more: tuple = (), lisp: bool = True):
+def _pool(
+    name: str, doc: str, operands: str, infer: Any, reference: Any, vjp: Any, more: tuple = (), lisp: bool = True
+):
     return Op(
         name,
         doc,

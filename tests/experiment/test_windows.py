@@ -15,6 +15,7 @@ from sexpgpu.compiler import trajectory
 from sexpgpu.diagnostics import SexpError
 from sexpgpu.experiment.model import Batches, DataSource, Field
 from sexpgpu.run.bind import bind
+from sexpgpu.run.data import open_source
 from sexpgpu.run.data.feed import eval_feed, train_feed
 from sexpgpu.run.data.stream import Stream, windows
 
@@ -22,12 +23,10 @@ HEAD = """(import "nn" "optim" "loss")
 (defknob context 4)
 (defdata corpus (text "c.txt"{options}) :split ((train 3/4) (valid 1/4)))
 (defdata d (csv "d.csv" :fields ((x f32 [3]) (label i32))))
-(defun f (tokens targets)
-  (cross-entropy (reshape (linear (cast tokens f32) 12 :name "in") [(* (dim tokens 0) 3) 4])
-                 (reshape (stop-gradient targets) [(* (dim tokens 0) 3) 4])))
 (defun g (tokens targets) (mean (* (linear (cast tokens f32) 1) (mean (cast targets f32)))))
 """
 RUN = "(defrun train :data {data} :loss g :optimizer (adamw :lr 1e-3) :steps 10)\n"
+VALID = "(defeval valid :data (windows corpus :split valid :context 4 :batch {}) :every 5 :metrics ((loss g)))"
 DATA = "(windows corpus :split train :context context :batch 8 :shuffle true)"
 
 
@@ -35,9 +34,9 @@ def program(data: str = DATA, options: str = "", more: str = "") -> str:
     return HEAD.format(options=options) + RUN.format(data=data) + more
 
 
-def stream(count: int, split=(), dtype=np.uint16) -> Stream:
-    shares = tuple((name, Fraction(share)) for name, share in split)
-    return Stream(DataSource("c", "tokens", "c.bin", ".", (), {"dtype": "u16"}, shares), np.arange(count, dtype=dtype), "0")
+def stream(count: int, split=()) -> Stream:
+    source = DataSource("c", "tokens", "c.bin", ".", (), {"dtype": "u16"}, tuple(split))
+    return Stream(source, np.arange(count, dtype=np.uint16), "0")
 
 
 def cut(found: Stream, context: int, batch: int = 2, part: str | None = None, stride: int | None = None, **keys) -> Batches:
@@ -50,8 +49,6 @@ def test_the_form(tmp_path):
     assert (data.context, data.stride, data.batch, data.shuffle, data.split) == (4, 4, 8, True, "train")
     assert data.fields == (Field("tokens", "i32", (4,)), Field("targets", "i32", (4,))) and data.tokens == 32
     assert data.source.options == {"tokens": "bytes"} and data.source.stream
-    knob = loaded(tmp_path, program(), sets={"context": "6"}) if False else None
-    assert knob is None
     strided = loaded(tmp_path, program("(windows corpus :context 4 :stride 1 :batch 2)")).experiment.runs["train"].data
     assert strided.stride == 1
 
@@ -102,9 +99,9 @@ def test_token_dtype(tmp_path):
 
 
 def test_an_evaluation_has_a_limit_and_an_unknown_field_is_named(tmp_path):
-    more = "(defeval valid :data (windows corpus :split valid :context 4 :batch 8 :limit 2) :every 5 :metrics ((loss g)))"
+    more = VALID.format("8 :limit 2")
     assert loaded(tmp_path, program(more=more)).experiment.evals["valid"].data.limit == 2
-    wrong = program().replace("(defun g (tokens targets)", "(defun g (tokens target)").replace("cast targets f32)))))", "cast target f32)))))")
+    wrong = program().replace("(tokens targets)", "(tokens target)").replace("(cast targets", "(cast target")
     assert "targets" in error(tmp_path, wrong, "E-EVAL-109").help[0]
 
 
@@ -113,10 +110,12 @@ def test_trajectory_knows_context_stride_and_options(tmp_path):
         found, run = traced(tmp_path, text)
         return trajectory(run, found.experiment.runs["train"])["data"]
 
+    def cutting(context, stride):
+        return data(program(f"(windows corpus :split train :context {context} :stride {stride} :batch 8 :shuffle true)"))
+
     base = data(program())
-    assert base == data(program(options=" :tokens bytes")) == data(program("(windows corpus :split train :context 4 :stride 4 :batch 8 :shuffle true)"))
-    assert base != data(program("(windows corpus :split train :context 4 :stride 2 :batch 8 :shuffle true)"))
-    assert base != data(program("(windows corpus :split train :context 5 :stride 4 :batch 8 :shuffle true)"))
+    assert base == data(program(options=" :tokens bytes")) == cutting(4, 4)
+    assert base not in (cutting(4, 2), cutting(5, 4))
     tokens = [program().replace('(text "c.txt")', f'(tokens "c.bin" :dtype {d})') for d in ("u16", "u32")]
     assert len({base, *map(data, tokens)}) == 3
 
@@ -124,14 +123,15 @@ def test_trajectory_knows_context_stride_and_options(tmp_path):
 def test_bind_opens_a_text_once_and_divides_it_in_file_order(tmp_path):
     text = bytes(range(100))
     (tmp_path / "c.txt").write_bytes(text)
-    more = "(defeval valid :data (windows corpus :split valid :context 4 :batch 4) :every 5 :metrics ((loss g)))"
+    more = VALID.format("4")
     bound = bind(loaded(tmp_path, program(more=more)).experiment.runs["train"])
     assert bound.digests()["corpus"]["count"] == 100
     seen = np.concatenate([bound.feeds.train.batch(step)["tokens"].reshape(-1) for step in range(9)])[: 18 * 4]
     assert sorted(seen) == list(range(72)) and seen.dtype == np.int32
     batches = list(bound.feeds.evals["valid"])
     assert [len(b["tokens"]) for b in batches] == [4, 2]
-    assert batches[0]["tokens"][0].tolist() == [75, 76, 77, 78] and batches[0]["targets"][0].tolist() == [76, 77, 78, 79]
+    assert batches[0]["tokens"][0].tolist() == [75, 76, 77, 78]
+    assert batches[0]["targets"][0].tolist() == [76, 77, 78, 79]
     (tmp_path / "c.txt").write_bytes(text[:15])
     with pytest.raises(SexpError) as caught:
         bind(loaded(tmp_path, program(more=more)).experiment.runs["train"])
@@ -217,12 +217,6 @@ def test_char_lm_corpus_opens():
     source = DataSource("corpus", "text", "data/corpus.txt.gz", str(folder), (), {"tokens": "bytes"},
                         (("train", Fraction(9, 10)), ("valid", Fraction(1, 10))))
     data = Batches(source, "train", 32, shuffle=True, context=128, stride=128)
-    from_file = loaded_source(source)
-    assert from_file.count == 382_708 and from_file.tokens.max() < 128
-    assert train_feed(from_file, data, 1337).batch(0)["tokens"].shape == (32, 128)
-
-
-def loaded_source(source):
-    from sexpgpu.run.data import open_source
-
-    return open_source(source)
+    corpus = open_source(source)
+    assert corpus.count == 382_708 and corpus.tokens.max() < 128
+    assert train_feed(corpus, data, 1337).batch(0)["tokens"].shape == (32, 128)

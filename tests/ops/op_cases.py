@@ -16,7 +16,8 @@ from sexpgpu.ops import build
 
 @dataclass(frozen=True)
 class Case:
-    """`operands`: (shape, kind) each; kind: real, positive, unit (0 … 1), above (1), apart (no two within 0.05), bool, index:n."""
+    """`operands`: (shape, kind) each; kind: real, positive, unit (0 … 1), above (1), apart (no two within 0.05), bool,
+    index:n."""
 
     op: str
     operands: tuple[tuple[tuple[int, ...], str], ...]

@@ -6,6 +6,7 @@ import re
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -51,3 +52,22 @@ def test_a_file_may_define_the_librarys_names(tmp_path):
     text = '(deflayer feed-forward (x) (linear x 1 :name "mine"))(defmacro residual (x layer) `(let ((s ,x)) (+ s (,layer (layer-norm s)))))'
     p = made(tmp_path, text + "(defun f (x) (mean (residual x feed-forward)))")
     assert "param/feed-forward/mine/weight" in p.state()
+
+
+CHARACTERS = """(defknob layers 2)
+(deflayer block (x) (transformer-block x :heads 2 :causal true :rotary true :drop-rate 0.1))
+(deflayer model (tokens) (linear (layer-norm (reduce (lambda (x i) (block x)) (range layers)
+  :initial-value (embedding tokens 256 16 :init (normal :std 0.02)))) 256 :name "head"))
+(defun f (tokens targets) (cross-entropy (model tokens) targets :ignore 0))
+"""
+
+
+def test_a_transformer_over_bytes_learns(tmp_path):
+    """Most of the library in one program: loops over a knob, dropout, a schedule, (list sum count), muon by rank."""
+    rate = "(warmup-cosine :peak 0.02 :warmup 5 :steps 60)"
+    p = made(tmp_path, CHARACTERS, "(tokens i32 [12]) (targets i32 [12])", 8, optimizer=f"(muon :lr {rate} :adam-lr {rate})", keys=":clip-norm 1.0")
+    draw = np.random.default_rng(0)
+    text = np.arange(13)[None] * draw.integers(1, 4, (8, 1)) + 65
+    rows = {"tokens": text[:, :-1].astype(np.int32), "targets": text[:, 1:].astype(np.int32)}
+    losses = [p.step(rows, False).loss for _ in range(40)]
+    assert losses[0] == pytest.approx(np.log(256), rel=0.1) and losses[-1] < 0.5 * losses[0]

@@ -93,6 +93,38 @@ def test_batch_norm_trains_and_evaluates(tmp_path, shape):
     assert total / count == pytest.approx(expected, rel=1e-6)
 
 
+@pytest.mark.parametrize(("sizes", "kernel", "keys", "torch_keys"), [
+    ((4, 7), "3", "", {}), ((4, 7, 6), "3", ":stride 2 :padding 1", {"stride": 2, "padding": 1}),
+    ((4, 7, 6), "[3 2]", ":dilation [2 1] :groups 2", {"dilation": (2, 1), "groups": 2}), ((4, 3, 4, 3), "2", "", {}),
+])  # fmt: skip
+def test_convolution(tmp_path, sizes, kernel, keys, torch_keys):
+    kind = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[len(sizes) - 2]
+    m = kind(4, 6, eval(kernel.replace(" ", ",")), **torch_keys).double()
+    out = tuple(m(torch.zeros(1, *sizes, dtype=torch.float64)).shape[1:])
+    check(tmp_path, f"(convolution x 6 {kernel} {keys})", sizes, out, named("convolution", m, False), m)
+    m = kind(4, 6, eval(kernel.replace(" ", ",")), bias=False, **torch_keys).double()
+    check(tmp_path, f"(convolution x 6 {kernel} :bias false {keys})", sizes, out, named("convolution", m, False), m)
+
+
+def test_transposed_convolution(tmp_path):
+    m = nn.ConvTranspose2d(4, 6, 3, stride=2, padding=1, groups=2).double()
+    call = "(transposed-convolution x 6 3 :stride 2 :padding 1 :groups 2)"
+    out = tuple(m(torch.zeros(1, 4, 5, 3, dtype=torch.float64)).shape[1:])
+    check(tmp_path, call, (4, 5, 3), out, named("transposed-convolution", m, False), m)
+
+
+def test_moving_mean(tmp_path):
+    text = '(defun f (x) (+ (mean (moving-mean (mean x :axis 0) :decay 0.9)) (* 0 (sum (param "w" [1] :init zeros)))))'
+    p = made(tmp_path, text, "(x f32 [2])", ROWS, evals="(defeval v :data (batches d :split valid :batch 5) :every 5 :metrics ((loss f)))")
+    total = weight = 0.0
+    for seed in range(4):
+        rows = batch(seed, ROWS, x=(2,))
+        total, weight = 0.9 * total + 0.1 * double(rows, "x").mean().item(), 0.9 * weight + 0.1
+        assert p.step(rows, False).loss == pytest.approx(total / weight, rel=1e-9)
+    value, count = p.evaluate("v", batch(9, ROWS, x=(2,)))["loss"]
+    assert value / count == pytest.approx(total / weight, rel=1e-6)
+
+
 def heads(m, path, bias=True):
     """A torch attention's weights under our names; its query, key and value lie in one matrix."""
     parts = {}

@@ -35,6 +35,10 @@ TABLE = {
         "rmsprop :lr 1e-3 :momentum 0.5 :centered true",
     ),
     "adagrad": ("adagrad :lr 0.1 :lr-decay 0.01 :weight-decay 0.1", lambda p: O.Adagrad(p, lr=0.1, lr_decay=0.01, weight_decay=0.1), "adagrad :lr 0.1"),
+    "adadelta": ("adadelta :lr 0.5 :weight-decay 0.1", lambda p: O.Adadelta(p, lr=0.5, weight_decay=0.1), "adadelta :lr 2"),
+    "adamax": ("adamax :lr 0.02 :weight-decay 0.1", lambda p: O.Adamax(p, lr=0.02, weight_decay=0.1), "adamax :lr 0.02"),
+    "nadam": ("nadam :lr 0.02 :weight-decay 0.1", lambda p: O.NAdam(p, lr=0.02, weight_decay=0.1), "nadam :lr 0.02"),
+    "radam": ("radam :lr 0.02 :weight-decay 0.1", lambda p: O.RAdam(p, lr=0.02, weight_decay=0.1), "radam :lr 0.02"),
     "adafactor": (
         "adafactor :lr 0.05 :weight-decay 0.1", lambda p: O.Adafactor(p, lr=0.05, weight_decay=0.1, eps=(EPS, 1e-3)), "adafactor :lr 0.1",
     ),
@@ -156,7 +160,7 @@ def test_adafactor_takes_tensors_of_four_axes(tmp_path):
     assert torch.allclose(parameters(p)["w"], w, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["sgd", "adam", "adamw", "lion", "rmsprop", "adagrad", "adafactor", "muon"])
+@pytest.mark.parametrize("name", ["sgd", "adam", "adamw", "lion", "rmsprop", "adagrad", "adadelta", "adamax", "nadam", "radam", "adafactor", "muon"])
 def test_settings_may_be_tensors(tmp_path, name):
     """A schedule as rate and as weight decay gives what the same numbers give."""
     one, rows = mixed(tmp_path, f"{name} :lr 0.01 :weight-decay 0.1")
