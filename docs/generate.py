@@ -1,4 +1,4 @@
-"""Writes what the docs take from the code: docs/errors.md and the table of docs/environment.md.
+"""Writes what the docs take from the code: docs/errors.md, docs/ops.md, docs/functions.md, the table of docs/environment.md.
 
 `python docs/generate.py` writes; `python docs/generate.py --check` exits 1 and names what is not current.
 """
@@ -10,6 +10,10 @@ from importlib import import_module
 from pathlib import Path
 
 from sexpgpu.diagnostics.core import CATALOGUE
+from sexpgpu.experiment import layers
+from sexpgpu.lisp.builtins import BUILTINS
+from sexpgpu.lisp.tensors import Query, natives, signature
+from sexpgpu.ops.definition import FAMILIES as OP_FAMILIES
 from sexpgpu.settings import VARIABLES
 
 DOCS = Path(__file__).resolve().parent
@@ -47,6 +51,42 @@ def errors() -> str:
     return "\n".join([*out, "", "Related: [contributing](contributing.md), [explain](explain.md).", ""])
 
 
+def ops() -> str:
+    """The reference of ops, by family."""
+    out = ["# Ops", "", "Written by `docs/generate.py` from `sexpgpu/ops/`; change it there.", ""]
+    out += ["`[key]` may follow the operands without its keyword. A number among the operands takes the tensors' dtype. An op whose", ""]
+    out[-2] += " name is also a compile-time function (`+`, `exp`, `max` …) works on both."
+    for family in OP_FAMILIES:
+        rows = [op for op in import_module(family).OPS if op.lisp]
+        if not rows:
+            continue
+        out += [f"## {family.rpartition('.')[2]}", "", "| call | meaning | gradient | example |", "| --- | --- | --- | --- |"]
+        for op in rows:
+            gradient = "yes" if op.vjp is not None else "no"
+            out.append(f"| `{signature(op)}` | {_cell(op.doc)} | {gradient} | `{_cell(op.example)}` |")
+        out.append("")
+    return "\n".join([*out, "Related: [functions](functions.md), [lisp](lisp.md).", ""])
+
+
+def functions() -> str:
+    """The reference of functions that are no ops: compile time, and the model path."""
+    out = ["# Functions", "", "Written by `docs/generate.py` from the docstrings; change them there.", ""]
+    named = {name: f for name, f in BUILTINS.items() if getattr(f, "doc", "")}
+    model = layers.natives(natives()) | {n: f for n, f in natives().items() if isinstance(f, Query)}
+    for title, group in (("Model path, initial values, draws", model), ("Compile time", named)):
+        out += [f"## {title}", "", "| name | meaning |", "| --- | --- |"]
+        for name in sorted(group):
+            call = getattr(group[name], "signature", "")
+            shown = f"({name} {call.strip('()')})" if call.strip("()") else name
+            out.append(f"| `{_cell(shown)}` | {_cell(group[name].doc)} |")
+        out.append("")
+    return "\n".join([*out, "Related: [ops](ops.md), [lisp](lisp.md).", ""])
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
 def variables() -> str:
     """The table of variables."""
     rows = ["| variable | flag | default | what it says |", "| --- | --- | --- | --- |"]
@@ -65,7 +105,7 @@ def environment(text: str) -> str:
 def pages() -> dict[Path, str]:
     """Each generated page and what it should hold."""
     page = DOCS / "environment.md"
-    return {DOCS / "errors.md": errors(), page: environment(page.read_text("utf-8"))}
+    return {DOCS / "errors.md": errors(), DOCS / "ops.md": ops(), DOCS / "functions.md": functions(), page: environment(page.read_text("utf-8"))}
 
 
 def main(check: bool) -> int:

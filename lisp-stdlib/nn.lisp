@@ -131,16 +131,24 @@ Rate 0 makes no draw. Any shape."
   (destructuring-bind (b heads t d) (shape x)
     (reshape (transpose x [0 2 1 3]) [b t (* heads d)])))
 
-(deflayer attention (x &key (heads 1) (memory nil) (causal false) (rotary false) (bias true) (drop-rate 0))
+(deflayer attention (x &key (heads 1) (kv-heads nil) (memory nil) (mask nil) (causal false) (window nil) (rotary false)
+                         (bias true) (drop-rate 0))
   "Multi-head attention: x [b t d] -> [b t d] (Vaswani et al. 2017). Keys and values come from :memory [b s e], or x.
-:causal sees the own and earlier positions; :rotary rotates queries and keys by position; :drop-rate acts on the result."
+:causal sees the own and earlier positions, :window the last so many, :mask (bool, [b heads t s] or what broadcasts to
+it) where it holds; :rotary rotates queries and keys by position; :drop-rate acts on the result.
+:kv-heads, a divisor of heads, shares keys and values among groups of heads (Ainslie et al. 2023)."
   (let* ((d (dim x -1))
          (source (if (tensorp memory) memory x))
+         (shared (or kv-heads heads))
+         (narrow (* shared (/ d heads)))
          (turn (if rotary rotary-embedding identity))
          (q (turn (split-heads (linear x d :bias bias :name "query") heads)))
-         (k (turn (split-heads (linear source d :bias bias :name "key") heads)))
-         (v (split-heads (linear source d :bias bias :name "value") heads)))
-    (dropout (linear (join-heads (attend q k v :causal causal)) d :bias bias :name "out") drop-rate)))
+         (k (turn (split-heads (linear source narrow :bias bias :name "key") shared)))
+         (v (split-heads (linear source narrow :bias bias :name "value") shared))
+         (seen (if (tensorp mask)
+                   (attend q k v mask :causal causal :window window)
+                   (attend q k v :causal causal :window window))))
+    (dropout (linear (join-heads seen) d :bias bias :name "out") drop-rate)))
 
 (deflayer feed-forward (x &key (hidden nil) (activation gelu) (bias true) (drop-rate 0))
   "Two linear layers around an activation: [… d] -> [… d], with :hidden units (4 d) between (Vaswani et al. 2017)."

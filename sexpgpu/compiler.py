@@ -125,6 +125,9 @@ def label_bounds(traced: TracedRun) -> list[tuple[str, int, int, Span | None, st
         elif node.op == "gather" and node.inputs[1].op == "input":
             rows = node.inputs[0].type.shape[node.attrs["axis"]]
             bounds.append((node.inputs[1].attrs["name"], 0, rows - 1, place, f"gather takes one of {rows} rows"))
+        elif node.op == "embed" and node.inputs[1].op == "input":
+            rows = node.inputs[0].type.shape[0]
+            bounds.append((node.inputs[1].attrs["name"], 0, rows - 1, place, f"embed takes one of {rows} rows"))
     return bounds
 
 

@@ -15,7 +15,7 @@ from sexpgpu.diagnostics import Related, SexpError, SexpErrors, fail, suggestion
 from sexpgpu.experiment.model import Knob
 from sexpgpu.experiment.schema import Key, datum, parse_keys
 from sexpgpu.forms import Form, Keyword, ListForm, Literal, Symbol
-from sexpgpu.lisp.values import with_knobs
+from sexpgpu.lisp.values import plain, with_knobs
 from sexpgpu.read.reader import read_datum
 
 NAME = re.compile(r"[A-Za-z0-9._+*!?<>=-]+\Z")
@@ -130,11 +130,11 @@ def resolve(ev: Any, knobs: dict[str, Declared], variants: dict[str, Variant], c
     if errors:
         raise SexpErrors(d for e in errors for d in e.diagnostics)
     defaults: dict[str, Any] = {}
-    plain = env.child({})
+    alone = env.child({})
     for declared in knobs.values():
-        defaults[declared.name] = ev.eval(declared.default, plain)
-        plain.define(declared.name, defaults[declared.name], declared.form.span)
-    from_variant = _variant_values(ev, variants, chosen, plain)
+        defaults[declared.name] = ev.eval(declared.default, alone)
+        alone.define(declared.name, defaults[declared.name], declared.form.span)
+    from_variant = _variant_values(ev, variants, chosen, alone)
     result: dict[str, Knob] = {}
     final = env.child({})
     for declared in knobs.values():
@@ -177,13 +177,13 @@ def _variant_values(ev: Any, variants: dict[str, Variant], chosen: str | None, e
 
 def _choose(ev: Any, declared: Declared, sets: dict[str, str], variant: dict[str, tuple[Any, Form]], chosen: str | None, env: Any) -> Knob:
     keys = parse_keys(ev, f"knob {declared.name}", declared.form, declared.keys, KNOB_KEYS, env)
-    default = ev.eval(declared.default, env)
+    default = plain(ev.eval(declared.default, env))
     one_of = tuple(keys["one-of"].value) if "one-of" in keys else None
     minimum, maximum = (keys[k].value if k in keys else None for k in ("min", "max"))
     value, source, via, at = default, "default", "", declared.form.span
     if declared.name in variant:
         raw, form = variant[declared.name]
-        value, source, via, at = _fits(declared, default, raw, form.span), "variant", str(chosen), form.span
+        value, source, via, at = _fits(declared, default, plain(raw), form.span), "variant", str(chosen), form.span
     if declared.name in sets:
         value, source, via, at = _from_text(declared, default, sets[declared.name]), "set", "--set", None
     place = at.place if at is not None else f"--set {declared.name}"

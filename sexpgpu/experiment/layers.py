@@ -11,7 +11,7 @@ from sexpgpu.experiment.trace import TAP_NAME, Trace, text
 from sexpgpu.forms import ListForm, Literal, Symbol
 from sexpgpu.ir import DTYPES
 from sexpgpu.lisp.tensors import NODE_UNITS, origin
-from sexpgpu.lisp.values import Callable, Tensor, knobs_of, show
+from sexpgpu.lisp.values import Callable, Tensor, knobs_of, show, truthy
 from sexpgpu.ops import build
 from sexpgpu.source import Span
 
@@ -74,7 +74,7 @@ class LayerFunction(Callable):
         trace = tracing(ev, f"the layer `{self.name}`", span)
         kwargs = dict(kwargs)
         name, share = kwargs.pop("name", None), kwargs.pop("share", False)
-        with trace.layer(self.name, name if name != () else None, share is True, span):
+        with trace.layer(self.name, name if name != () else None, truthy(share), span):
             return ev.call(self.closure, args, kwargs, span)
 
 

@@ -92,6 +92,7 @@ def load(path: str, selection: Selection, stdlib: str | None = None) -> Loaded:
     forms = _Forms(folder_of(path))
     op_natives = tensors.natives()
     specials = {name: getattr(forms, name) for name in ("defknob", "defvariant", "defdata", "defeval", "defrun")}
+    specials |= {way: _misplaced for way in ("batches", "windows")}
     specials |= {"deflayer": layers.deflayer, "defoptimizer": optimizers.defoptimizer}
     natives = {**op_natives, **layers.natives(op_natives)}
     own = {name: function for name, function in natives.items() if name not in BUILTINS}  # a builtin hands tensors to the op
@@ -114,6 +115,10 @@ def load(path: str, selection: Selection, stdlib: str | None = None) -> Loaded:
     texts = tuple(SourceText(name, text) for name, text in loader.texts)
     experiment = Experiment(path, texts, final | overrides, forms.sources, run_table, evals, selection.variant)
     return Loaded(experiment, ev)
+
+
+def _misplaced(ev: Any, form: ListForm, env: Any) -> Any:
+    raise ev.error("E-EVAL-105", f"`{form.head()}` stands as the :data of a defrun or a defeval, and is no value", form)
 
 
 def _builtins_only(ev: Evaluator) -> Any:

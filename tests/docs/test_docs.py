@@ -12,6 +12,7 @@ import click
 import pytest
 
 from sexpgpu.cli.main import COMMANDS, cli
+from sexpgpu.compiler import Selection, load, train_graph
 from sexpgpu.diagnostics.core import CATALOGUE
 from sexpgpu.read.reader import read
 from sexpgpu.settings import VARIABLES
@@ -31,6 +32,13 @@ PROMISED = [  # other pages and the outside link here
     "explain.md#the-lowering-report",
     "knobs.md#the-selection",
 ]
+
+
+DIGITS = '(defdata digits (csv "d.csv" :fields ((image f32 [64]) (label i32))) :split ((train 4/5) (valid 1/5)))\n'
+GIVEN = {
+    "digit-loss": "(defun digit-loss (image label) (cross-entropy (linear image 10) label))\n",
+    "digit-accuracy": "(defun digit-accuracy (image label) (mean (cast (= (argmax (linear image 10) :axis -1) label) f32)))\n",
+}
 
 
 def anchors(page: Path) -> set[str]:
@@ -133,8 +141,17 @@ def test_every_code_that_is_raised_is_in_the_catalogue() -> None:
 
 
 @pytest.mark.parametrize(("place", "text"), blocks("lisp"), ids=lambda v: v if ".md:" in v else "")
-def test_lisp_blocks_read(place: str, text: str) -> None:
+def test_lisp_blocks_evaluate(place: str, text: str, tmp_path: Path) -> None:
+    """Each block is a program, with the library and a source `digits` where it brings none; its runs are traced."""
     assert read(Source(place, text)), place
+    given = "" if "(import" in text else '(import "nn" "optim" "loss")\n'
+    given += "" if "(defdata digits" in text or "batches digits" not in text else DIGITS
+    given += "".join(definition for name, definition in GIVEN.items() if re.search(rf"[( ]{name}[) \n]", text) and f"({name} " not in text.replace("(defun", ""))
+    file = tmp_path / "block.lisp"
+    file.write_text(given + text, encoding="utf-8")
+    loaded = load(str(file), Selection())
+    for run in loaded.experiment.runs.values():
+        train_graph(loaded, run)
 
 
 @pytest.mark.parametrize(("place", "text"), blocks("console"), ids=lambda v: v if ".md:" in v else "")

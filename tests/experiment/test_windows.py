@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -11,13 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import error, loaded, traced
 
-from sexpgpu.compiler import trajectory
+from sexpgpu.compiler import label_bounds, trajectory
 from sexpgpu.diagnostics import SexpError
 from sexpgpu.experiment.model import Batches, DataSource, Field
 from sexpgpu.run.bind import bind
 from sexpgpu.run.data import open_source
+from sexpgpu.run.data.dataset import FieldBound
 from sexpgpu.run.data.feed import eval_feed, train_feed
 from sexpgpu.run.data.stream import Stream, windows
+from sexpgpu.run.events import StepDone
+from sexpgpu.run.loop import train
+from sexpgpu.run.program import StepResult
 
 HEAD = """(import "nn" "optim" "loss")
 (defknob context 4)
@@ -138,6 +143,18 @@ def test_bind_opens_a_text_once_and_divides_it_in_file_order(tmp_path):
     assert caught.value.diagnostic.code == "E-DATA-036" and "`valid`" in caught.value.diagnostic.message
 
 
+def test_tokens_that_embed_cannot_take_are_found_in_bind(tmp_path):
+    (tmp_path / "c.txt").write_bytes(bytes(range(100)))
+    model = '(defun g (tokens targets) (mean (embed (param "t" [50 2] :init zeros) tokens)))'
+    text = program().replace(HEAD.splitlines()[4], model)
+    found, graphs = traced(tmp_path, text)
+    bounds = [FieldBound(*bound) for bound in label_bounds(graphs)]
+    assert [(b.field, b.low, b.high) for b in bounds] == [("tokens", 0, 49)]
+    with pytest.raises(SexpError) as caught:
+        bind(found.experiment.runs["train"], bounds)
+    assert caught.value.diagnostic.code == "E-DATA-014" and "token 51" in caught.value.diagnostic.message
+
+
 @settings(max_examples=100, deadline=None)
 @given(count=st.integers(2, 200), context=st.integers(1, 12), stride=st.integers(1, 15))
 def test_windows_are_whole_and_regular(count, context, stride):
@@ -220,3 +237,22 @@ def test_char_lm_corpus_opens():
     corpus = open_source(source)
     assert corpus.count == 382_708 and corpus.tokens.max() < 128
     assert train_feed(corpus, data, 1337).batch(0)["tokens"].shape == (32, 128)
+
+
+class Still:
+    """A program whose steps do nothing; `tokens` is what its loss counts."""
+
+    def __init__(self, tokens):
+        self.tokens = tokens
+
+    def step(self, batch, logged):
+        return StepResult(1.0, 1.0, {"": 0.1}, True, {}, {}, tokens=self.tokens)
+
+
+@pytest.mark.parametrize(("counted", "seen"), [(None, 2 * 8 * 4), (5.0, 10)])
+def test_tokens_of_windows_are_counted_where_the_loss_counts_none(tmp_path, counted, seen):
+    (tmp_path / "c.txt").write_bytes(bytes(range(100)))
+    run = loaded(tmp_path, program()).experiment.runs["train"]
+    events = list(train(Still(counted), replace(run, log_every=2), bind(run).feeds, 0, 2))
+    (done,) = [e for e in events if isinstance(e, StepDone) and e.logged]
+    assert done.interval_tokens == seen and done.interval_samples == 16

@@ -251,3 +251,26 @@ def test_jsonl_numbers_are_exact(tmp_path_factory, rows):
     found = read(tmp_path_factory.getbasetemp(), "jsonl", text, Field("n", "i64"), Field("v", "f64", (2,)))
     assert found.fields["n"].tolist() == [n for n, _ in rows]
     assert found.fields["v"].tolist() == [[float(a) for a in v] for _, v in rows]
+
+
+WHOLE = {
+    "npy": saved(np.arange(12, dtype=np.int64).reshape(4, 3)),
+    "npz": saved(x=np.arange(12).reshape(4, 3)),
+    "jsonl": b'{"x": [1, 2.5, 3]}\n{"x": [4, 5, 6e3]}\n',
+    "jsonl.gz": gzip.compress(b'{"x": [1, 2.5, 3]}\n' * 5, mtime=0),
+}
+
+
+@settings(max_examples=200, deadline=None)
+@given(kind=st.sampled_from(sorted(WHOLE)), cut=st.none() | st.integers(0, 600),
+       changes=st.lists(st.tuples(st.integers(0, 600), st.integers(0, 255)), max_size=4))
+def test_damage_is_an_error_with_a_code_or_harmless(tmp_path_factory, kind, changes, cut):
+    data = bytearray(WHOLE[kind])
+    for at, byte in changes:
+        data[at % len(data)] = byte
+    fmt = "npy" if kind in ("npy", "npz") else "jsonl"
+    try:
+        found = read(tmp_path_factory.getbasetemp(), fmt, bytes(data[:cut]), X, location=f"d.{kind}")
+        assert found.fields["x"].shape == (found.count, 3) and np.isfinite(found.fields["x"]).all()
+    except SexpError as error:
+        assert error.diagnostic.code.startswith("E-DATA-0")

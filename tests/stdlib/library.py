@@ -37,7 +37,9 @@ def batch(seed: int, rows: int, **shapes: tuple[int, ...]) -> dict[str, np.ndarr
 
 
 def parameters(p: Any) -> dict[str, torch.Tensor]:
-    return {name.removeprefix("param/"): value.clone() for name, value in p.state().items() if name.startswith("param/")}
+    return {
+        name.removeprefix("param/"): value.clone() for name, value in p.state().items() if name.startswith("param/")
+    }
 
 
 def put(p: Any, values: dict[str, torch.Tensor]) -> None:

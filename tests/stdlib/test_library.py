@@ -21,7 +21,11 @@ DEFINITION = re.compile(r"^\((defun|deflayer|defoptimizer|defmacro|defparameter)
 
 
 def definitions():
-    return [(path.stem, kind, name) for path in sorted(LIBRARY.glob("*.lisp")) for kind, name in DEFINITION.findall(path.read_text("utf-8"))]
+    return [
+        (path.stem, kind, name)
+        for path in sorted(LIBRARY.glob("*.lisp"))
+        for kind, name in DEFINITION.findall(path.read_text("utf-8"))
+    ]
 
 
 def test_the_tests_import_every_module():
@@ -39,7 +43,9 @@ def test_every_definition_has_a_docstring(module):
     for form in re.split(r"\n\n(?=\()", (LIBRARY / f"{module}.lisp").read_text("utf-8")):
         found = DEFINITION.search(form)
         if found:
-            assert form.count('"') >= 2 and re.search(r'^(  |\(defparameter .*)"[^"]{15,}', form, re.MULTILINE), found.group(2)
+            assert form.count('"') >= 2 and re.search(r'^(  |\(defparameter .*)"[^"]{15,}', form, re.MULTILINE), (
+                found.group(2)
+            )
 
 
 def test_importing_all_costs_little(tmp_path):
@@ -65,9 +71,38 @@ CHARACTERS = """(defknob layers 2)
 def test_a_transformer_over_bytes_learns(tmp_path):
     """Most of the library in one program: loops over a knob, dropout, a schedule, (list sum count), muon by rank."""
     rate = "(warmup-cosine :peak 0.02 :warmup 5 :steps 60)"
-    p = made(tmp_path, CHARACTERS, "(tokens i32 [12]) (targets i32 [12])", 8, optimizer=f"(muon :lr {rate} :adam-lr {rate})", keys=":clip-norm 1.0")
+    p = made(
+        tmp_path,
+        CHARACTERS,
+        "(tokens i32 [12]) (targets i32 [12])",
+        8,
+        optimizer=f"(muon :lr {rate} :adam-lr {rate})",
+        keys=":clip-norm 1.0",
+    )
     draw = np.random.default_rng(0)
     text = np.arange(13)[None] * draw.integers(1, 4, (8, 1)) + 65
     rows = {"tokens": text[:, :-1].astype(np.int32), "targets": text[:, 1:].astype(np.int32)}
     losses = [p.step(rows, False).loss for _ in range(40)]
     assert losses[0] == pytest.approx(np.log(256), rel=0.1) and losses[-1] < 0.5 * losses[0]
+
+
+IMAGES = """(deflayer net (x)
+  (let* ((h (relu (batch-norm (convolution (reshape x [(dim x 0) 1 6 6]) 4 3 :padding 1))))
+         (h (max-pool h 2))
+         (h (reshape (transpose h [0 2 3 1]) [(dim h 0) 9 4]))
+         (h (rms-norm (lstm h 5))))
+    (linear (dropout (mean h :axis 1) 1/10) 3)))
+(defun f (x label) (cross-entropy (net x) label :smoothing 0.1))
+"""
+
+
+@pytest.mark.parametrize("keys", ["", ":precision bf16", ":accumulate 2", ":precision f64 :clip-norm 1.0"])
+def test_a_network_over_images_learns(tmp_path, keys):
+    """Convolution, batch norm with its states, pooling, recurrence and dropout under every precision and in parts."""
+    p = made(tmp_path, IMAGES, "(x f32 [36]) (label i32)", 8, optimizer="(adamw :lr 0.02)", keys=keys)
+    draw = np.random.default_rng(0)
+    label = draw.integers(0, 3, 8).astype(np.int32)
+    rows = {"x": (draw.normal(size=(8, 36)) + label[:, None]).astype(np.float32), "label": label}
+    losses = [p.step(rows, False).loss for _ in range(30)]
+    assert losses[-1] < 0.8 * losses[0]
+    assert abs(p.state()["state/net/batch-norm/mean"]).max() > 0

@@ -67,7 +67,7 @@ def test_a_label_outside_the_classes_can_be_ignored(tmp_path):
 
 
 def test_ignored_rows_are_counted_across_parts(tmp_path):
-    text = '(deflayer net (x) (linear x 4))(defun f (x label) (cross-entropy (net x) label :ignore 3))'
+    text = "(deflayer net (x) (linear x 4))(defun f (x label) (cross-entropy (net x) label :ignore 3))"
     rows = batch(3, 6, x=(4,)) | {"label": np.array([0, 3, 1, 3, 3, 0], np.int32)}
     whole = made(tmp_path, text, FIELDS, 6).step(rows, False)
     parts = made(tmp_path, text, FIELDS, 6, keys=":precision f64 :accumulate 3").step(rows, False)
@@ -76,7 +76,7 @@ def test_ignored_rows_are_counted_across_parts(tmp_path):
 
 
 def test_accuracy(tmp_path):
-    text = '(defun f (x label) (mean (linear x 4)))(defun a (x label) (accuracy x label))'
+    text = "(defun f (x label) (mean (linear x 4)))(defun a (x label) (accuracy x label))"
     p = made(tmp_path, text, FIELDS, 6, keys=":precision f64 :metrics ((a a))")
     rows = batch(3, 6, x=(4,)) | {"label": np.array([0, 3, 1, 3, 3, 0], np.int32)}
     assert p.step(rows, True).metrics["a"] == pytest.approx((rows["x"].argmax(-1) == rows["label"]).mean())

@@ -20,7 +20,9 @@ ROWS = 5
 def check(tmp_path, call, shape, out, modules, reference, extra="", skip=()):
     """`modules`: our path -> (torch tensor, whether it lies the other way). `reference(x)` uses those tensors."""
     sizes = " ".join(map(str, shape)), " ".join(map(str, out))
-    p = made(tmp_path, f"(defun f (x y) (mean (* y {call}))){extra}", f"(x f32 [{sizes[0]}]) (y f32 [{sizes[1]}])", ROWS)
+    p = made(
+        tmp_path, f"(defun f (x y) (mean (* y {call}))){extra}", f"(x f32 [{sizes[0]}]) (y f32 [{sizes[1]}])", ROWS
+    )
     ours = parameters(p)
     assert set(ours) == set(modules), set(ours) ^ set(modules)
     draw = torch.Generator().manual_seed(1)
@@ -43,7 +45,9 @@ def check(tmp_path, call, shape, out, modules, reference, extra="", skip=()):
 
 
 def named(path, module, turned=True):
-    return {f"{path}/weight": (module.weight, turned)} | ({f"{path}/bias": (module.bias, False)} if module.bias is not None else {})
+    return {f"{path}/weight": (module.weight, turned)} | (
+        {f"{path}/bias": (module.bias, False)} if module.bias is not None else {}
+    )
 
 
 def test_linear(tmp_path):
@@ -115,7 +119,13 @@ def test_transposed_convolution(tmp_path):
 
 def test_moving_mean(tmp_path):
     text = '(defun f (x) (+ (mean (moving-mean (mean x :axis 0) :decay 0.9)) (* 0 (sum (param "w" [1] :init zeros)))))'
-    p = made(tmp_path, text, "(x f32 [2])", ROWS, evals="(defeval v :data (batches d :split valid :batch 5) :every 5 :metrics ((loss f)))")
+    p = made(
+        tmp_path,
+        text,
+        "(x f32 [2])",
+        ROWS,
+        evals="(defeval v :data (batches d :split valid :batch 5) :every 5 :metrics ((loss f)))",
+    )
     total = weight = 0.0
     for seed in range(4):
         rows = batch(seed, ROWS, x=(2,))
@@ -162,6 +172,30 @@ def test_attention_to_a_memory(tmp_path):
     assert p.step(rows, False).loss == pytest.approx(m(x, z, z, need_weights=False)[0].mean().item(), rel=1e-9)
 
 
+@pytest.mark.parametrize("keys", [":causal true :window 2", ":mask (> z 0)", ":kv-heads 2 :causal true", ":kv-heads 1"])
+def test_what_attention_sees(tmp_path, keys):
+    """Windows, masks and groups of heads, against the softmax written out."""
+    text = f"(defun f (x y z) (mean (* y (attention x :heads 4 {keys}))))"
+    p = made(tmp_path, text, "(x f32 [5 8]) (y f32 [5 8]) (z f32 [1 5 5])", ROWS)
+    w = {n.removeprefix("attention/"): v for n, v in parameters(p).items()}
+    rows = batch(2, ROWS, x=(5, 8), y=(5, 8), z=(1, 5, 5))
+    rows["z"] += 5 * np.eye(5, dtype=np.float32)  # a row that sees nothing is the op's affair
+    split = {
+        n: (double(rows, "x") @ w[f"{n}/weight"] + w[f"{n}/bias"]).unflatten(-1, (-1, 2)).transpose(1, 2)
+        for n in ("query", "key", "value")
+    }
+    k, v = (split[n].repeat_interleave(4 // split[n].shape[1], 1) for n in ("key", "value"))
+    assert w["key/weight"].shape == (8, 2 * split["key"].shape[1])
+    distance = torch.arange(5)[:, None] - torch.arange(5)
+    seen = torch.ones(ROWS, 1, 5, 5, dtype=torch.bool)
+    seen = seen & (distance >= 0) if "causal" in keys else seen
+    seen = seen & (distance < 2) if "window" in keys else seen
+    seen = seen & (double(rows, "z") > 0) if "mask" in keys else seen
+    scores = (split["query"] @ k.transpose(-1, -2) / 2**0.5).masked_fill(~seen, -np.inf)
+    out = (scores.softmax(-1) @ v).transpose(1, 2).flatten(2) @ w["out/weight"] + w["out/bias"]
+    assert p.step(rows, False).loss == pytest.approx((double(rows, "y") * out).mean().item(), rel=1e-9)
+
+
 def test_rotary_positions(tmp_path):
     """As complex numbers: the pair (i, i + d/2) at position t turns by t / 10000^(2i/d); scores depend on distance alone."""
     text = '(defun f (x y) (+ (mean (* y (rotary-embedding x))) (* 0 (sum (param "w" [1] :init zeros)))))'
@@ -183,13 +217,21 @@ def test_feed_forward(tmp_path):
 
 def test_gated_feed_forward(tmp_path):
     gate, up, down = (nn.Linear(a, b, bias=False).double() for a, b in ((4, 6), (4, 6), (6, 4)))
-    weights = named("gated-feed-forward/gate", gate) | named("gated-feed-forward/up", up) | named("gated-feed-forward/down", down)
-    check(tmp_path, "(gated-feed-forward x 6)", (4,), (4,), weights, lambda x: down(nn.functional.silu(gate(x)) * up(x)))
+    weights = (
+        named("gated-feed-forward/gate", gate)
+        | named("gated-feed-forward/up", up)
+        | named("gated-feed-forward/down", down)
+    )
+    check(
+        tmp_path, "(gated-feed-forward x 6)", (4,), (4,), weights, lambda x: down(nn.functional.silu(gate(x)) * up(x))
+    )
 
 
 def test_transformer_block(tmp_path):
     m = nn.TransformerEncoderLayer(8, 2, 32, 0.0, "gelu", batch_first=True, norm_first=True).double()
-    p = made(tmp_path, "(defun f (x y) (mean (* y (transformer-block x :heads 2))))", "(x f32 [5 8]) (y f32 [5 8])", ROWS)
+    p = made(
+        tmp_path, "(defun f (x y) (mean (* y (transformer-block x :heads 2))))", "(x f32 [5 8]) (y f32 [5 8])", ROWS
+    )
     weights = heads(m.self_attn, "transformer-block/attention")
     for path, part in (("feed-forward/up", m.linear1), ("feed-forward/down", m.linear2)):
         weights |= {f"transformer-block/{path}/weight": part.weight.T, f"transformer-block/{path}/bias": part.bias}

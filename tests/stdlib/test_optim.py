@@ -142,7 +142,11 @@ def test_slots_have_their_shapes(tmp_path):
     p, _ = mixed(tmp_path, "adafactor")
     shapes = {n: tuple(v.shape) for n, v in p.state().items() if n.startswith("opt/")}
     assert shapes["opt/row/net/in/weight"] == (4, 1) and shapes["opt/column/net/in/weight"] == (1, 6)
-    assert shapes["opt/v/net/in/weight"] == () and shapes["opt/v/net/in/bias"] == (6,) and shapes["opt/row/net/in/bias"] == ()
+    assert (
+        shapes["opt/v/net/in/weight"] == ()
+        and shapes["opt/v/net/in/bias"] == (6,)
+        and shapes["opt/row/net/in/bias"] == ()
+    )
     p, _ = mixed(tmp_path, "muon")
     assert tuple(p.state()["opt/v/net/in/weight"].shape) == ()
 
@@ -160,7 +164,10 @@ def test_adafactor_takes_tensors_of_four_axes(tmp_path):
     assert torch.allclose(parameters(p)["w"], w, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["sgd", "adam", "adamw", "lion", "rmsprop", "adagrad", "adadelta", "adamax", "nadam", "radam", "adafactor", "muon"])
+@pytest.mark.parametrize(
+    "name",
+    ["sgd", "adam", "adamw", "lion", "rmsprop", "adagrad", "adadelta", "adamax", "nadam", "radam", "adafactor", "muon"],
+)
 def test_settings_may_be_tensors(tmp_path, name):
     """A schedule as rate and as weight decay gives what the same numbers give."""
     one, rows = mixed(tmp_path, f"{name} :lr 0.01 :weight-decay 0.1")

@@ -79,10 +79,6 @@ CODES: dict[str, Entry] = {
         "Gradients are by float tensors: fields, parameters, states or (variable x). An integer or bool tensor "
         "has none.",
     ),
-    "E-SHAPE-020": Entry(
-        "nothing to differentiate",
-        "(grad y x) takes a float scalar y and a float tensor x: a field, a parameter, a state or (variable x).",
-    ),
     "E-SHAPE-021": Entry(
         "more elements than the axis has",
         "top-k takes 1 or more elements of one axis, and at most as many as it has.",
