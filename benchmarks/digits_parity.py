@@ -46,7 +46,7 @@ def rows() -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     run = choose_run(loaded.experiment, None)
     bound = bind(run)
     feeds = (bound.feeds.train, bound.feeds.evals["valid"])
-    train, valid = ({k: torch.from_numpy(v) for k, v in feed.dataset.take(feed.rows).items()} for feed in feeds)
+    train, valid = ({k: torch.from_numpy(v) for k, v in feed.samples.dataset.take(feed.samples.rows).items()} for feed in feeds)
     return train, valid
 
 

@@ -64,7 +64,7 @@ def page(code: str) -> str:
     found = entry(code)
     if found is None:
         fail(
-            "E-ENV-001",
+            "E-ENV-007",
             f"there is no code {code}",
             help=(*suggestion(code, codes(), "codes"), "docs/errors.md lists all"),
         )

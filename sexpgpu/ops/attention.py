@@ -103,13 +103,28 @@ def _attend(torch: Any, node: Node, args: list[Any]) -> Any:
     if q.dim() > 2 and q.shape[-3] != k.shape[-3]:
         k, v = (x.repeat_interleave(q.shape[-3] // k.shape[-3], -3) for x in (k, v))
     a, run = node.attrs, torch.nn.functional.scaled_dot_product_attention
-    if not masks and a["window"] is None:
+    known = bool(torch.isfinite(q.sum() + k.sum()))  # torch's fused kernel makes 0 of a row of NaN scores
+    if known and not masks and a["window"] is None:
         return run(q, k, v, is_causal=a["causal"], scale=a["scale"]).to(dtype)
     band = _band(torch, node)
     mask = masks[0] if masks else band
     if masks and band is not None:
         mask = mask & band if mask.dtype == torch.bool else mask.masked_fill(~band, float("-inf"))
+    if not known:
+        return _attend_plainly(torch, q, k, v, mask, a["scale"]).to(dtype)
     return run(q, k, v, attn_mask=mask.expand(*q.shape[:-1], k.shape[-2]), scale=a["scale"]).to(dtype)
+
+
+def _attend_plainly(torch: Any, q: Any, k: Any, v: Any, mask: Any, scale: float) -> Any:
+    """By its formula, so that NaN in a score that counts is NaN in the result."""
+    scores = torch.matmul(q * scale, k.transpose(-1, -2))
+    if mask is None:
+        return torch.matmul(torch.softmax(scores, -1), v)
+    seen = mask if mask.dtype == torch.bool else mask != float("-inf")
+    if mask.dtype != torch.bool:
+        scores = scores + mask
+    weights = torch.softmax(scores.masked_fill(~seen, float("-inf")), -1)
+    return torch.matmul(weights.masked_fill(~seen.any(-1, keepdim=True), 0.0), v)
 
 
 def _seen(node: Node) -> Node | None:

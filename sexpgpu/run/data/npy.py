@@ -5,15 +5,13 @@ Pickles are never loaded. Axis 0 is the row. A `.npy` of the field's own dtype s
 
 from __future__ import annotations
 
-import zipfile
-import zlib
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
 import numpy as np
 
-from sexpgpu.diagnostics import fail, suggestion
+from sexpgpu.diagnostics import SexpError, fail, suggestion
 from sexpgpu.experiment.model import DataSource, Field
 from sexpgpu.run.data.convert import chunks, fit, numpy_dtype
 from sexpgpu.run.data.dataset import Dataset
@@ -22,7 +20,6 @@ from sexpgpu.run.data.files import digest, no_rows, unreadable
 NPY, ZIP = b"\x93NUMPY", (b"PK\x03\x04", b"PK\x05\x06")
 MAPPED = 1 << 20  # bytes from which a .npy is mapped
 NAMES = {"float": "f", "int": "i", "uint": "u"}
-_DAMAGED = (ValueError, EOFError, KeyError, RuntimeError, MemoryError, OSError, zipfile.BadZipFile, zlib.error)
 
 
 def read(source: DataSource, path: Path) -> Dataset:
@@ -50,7 +47,7 @@ def _single(source: DataSource, path: Path) -> dict[str, np.ndarray]:
              help="keep several fields in an .npz, each under its name")
     try:
         array = np.load(path, mmap_mode="r" if path.stat().st_size >= MAPPED else None, allow_pickle=False)
-    except _DAMAGED as error:
+    except Exception as error:  # a damaged header raises nearly anything: TokenError, SyntaxError, struct.error
         _refused(source, "", error)
     return {source.fields[0].name: array}
 
@@ -69,7 +66,9 @@ def _archive(source: DataSource, path: Path) -> dict[str, np.ndarray]:
                 if not isinstance(found, np.ndarray):
                     _damaged(source, f"`{name}` is no array")
                 arrays[name] = found
-    except _DAMAGED as error:
+    except SexpError:
+        raise
+    except Exception as error:  # and so does a damaged archive
         _refused(source, name, error)
     return arrays
 
