@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import shlex
+import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,7 @@ class Arguments:
     accept: bool
     strict_metrics: bool
     settings: Settings
+    dry_run: bool = False
 
 
 def stage(name: str) -> Any:
@@ -81,7 +83,7 @@ def start(arguments: Arguments) -> int:
         stage("duration")(arguments.max_time)
     signals = stage("signals")().install()
     try:
-        return _start(arguments, signals)
+        return rehearse(arguments, signals) if arguments.dry_run else _start(arguments, signals)
     except stage("interrupted") as stop:
         return 128 + int(stop.signum)
     finally:
@@ -102,6 +104,21 @@ def _start(arguments: Arguments, signals: Any) -> int:
     operations = compiler.flops(compiler.whole_step(traced, logged=False))
     count = threads.prepare(os.environ, operations, stored(settings, loaded.experiment.file, run.name))
     return stage("execute")(options(arguments), plan(loaded, run, traced, count, settings), signals)
+
+
+REHEARSAL = 2  # steps: the second one has optimizer state
+
+
+def rehearse(arguments: Arguments, signals: Any) -> int:
+    """`--dry-run`: compile, two steps, the evaluations, one checkpoint; then nothing of it is left."""
+    with tempfile.TemporaryDirectory(prefix="sexpgpu-dry-run-") as folder:
+        dry = {"metrics": None, "status": None, "resume": None, "checkpoint_dir": folder}
+        values = arguments.settings.values
+        settings = replace(arguments.settings, values={**values, **{k: replace(values[k], value=v) for k, v in dry.items()}})
+        steps = REHEARSAL if arguments.steps is None else min(arguments.steps, REHEARSAL)
+        code = _start(replace(arguments, settings=settings, steps=steps), signals)
+    output.say("dry run: the file compiles, steps, evaluates and saves; nothing of it is kept" if code == 0 else "dry run: stopped")
+    return code
 
 
 def stored(settings: Settings, file: str, run: str) -> int | None:
@@ -182,6 +199,7 @@ def again(arguments: Arguments) -> str:
 @click.option("--diagnostics", metavar="GLOBS", help="Taps to record, such as 'attention/*'.")
 @click.option("--max-time", metavar="TIME", help="Stop with a checkpoint after this long: 90s, 30m, 3h.")
 @click.option("--accept", is_flag=True, help="Resume although the program's numbers will change.")
+@click.option("--dry-run", is_flag=True, help="Compile, make two steps, evaluate, save, and keep nothing.")
 @click.option("--strict-metrics", is_flag=True, help="Metrics that were not delivered make the exit code 3.")
 def command(
     file: str,
@@ -193,6 +211,7 @@ def command(
     max_time: str | None,
     accept: bool,
     strict_metrics: bool,
+    dry_run: bool,
     **flags: str | None,
 ) -> int:
     """Train the run RUN of FILE (RUN may be left out when there is one)."""
@@ -211,6 +230,7 @@ def command(
             accept,
             strict_metrics,
             settings,
+            dry_run,
         )
     )
 

@@ -103,7 +103,8 @@ def _attend(torch: Any, node: Node, args: list[Any]) -> Any:
     if q.dim() > 2 and q.shape[-3] != k.shape[-3]:
         k, v = (x.repeat_interleave(q.shape[-3] // k.shape[-3], -3) for x in (k, v))
     a, run = node.attrs, torch.nn.functional.scaled_dot_product_attention
-    known = bool(torch.isfinite(q.sum() + k.sum()))  # torch's fused kernel makes 0 of a row of NaN scores
+    # torch's fused kernel makes 0 of a row of NaN scores
+    known = bool(torch.isfinite(q.sum() + k.sum())) and not any(bool(m.isnan().any()) for m in masks)
     if known and not masks and a["window"] is None:
         return run(q, k, v, is_causal=a["causal"], scale=a["scale"]).to(dtype)
     band = _band(torch, node)

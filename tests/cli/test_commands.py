@@ -232,3 +232,14 @@ def test_the_readme_line_can_be_pasted_twice(tmp_path: Path) -> None:
         assert json.loads((tmp_path / "runs/status.json").read_text("utf-8"))["state"] == "done"
     assert len(list(tmp_path.glob("runs/digits-*/step-500/manifest.json"))) == 2
     assert (tmp_path / "runs/digits.jsonl").read_text("utf-8").count('"start"') == 2
+
+
+def test_a_dry_run_goes_through_everything_and_leaves_nothing(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    before = sorted(p.relative_to(tmp_path) for p in tmp_path.rglob("*"))
+    command = [sys.executable, "-m", "sexpgpu", "run", DIGITS, "--dry-run", "--metrics", "jsonl:m", "--status", "s", "--checkpoint-dir", "c"]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
+    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=90)
+    assert done.returncode == 0, done.stderr
+    assert "step 2/2" in done.stderr and "eval valid" in done.stderr and "saved" in done.stderr
+    assert sorted(p.relative_to(tmp_path) for p in tmp_path.rglob("*")) == before

@@ -293,6 +293,9 @@ def test_attend_of_nan_and_infinity():
     k[0, 0, 3, 0], q[0, 0, 1, 0] = NAN, 0.0
     assert value("attend", q, k, v, causal=True)[0].isnan().any(-1).tolist() == [[False] * 3 + [True], [False] * 4]
     k[0, 0, 3, 0] = 0.0
+    bias = torch.zeros(4, 4)
+    bias[2, 1] = NAN
+    assert value("attend", q, k, v, bias)[0, 0].isnan().any(-1).tolist() == [False, False, True, False]
     v[0, 1, 2, 1] = INF
     got = value("attend", q, k, v, causal=True, window=2)
     assert got[0, 1, 2, 1] == INF and got[0, 1, 3, 1] == INF and torch.isfinite(got[0, 0]).all()
