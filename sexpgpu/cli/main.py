@@ -24,6 +24,8 @@ from sexpgpu.diagnostics import Diagnostic, InternalError, SexpError, nearest, p
 #: name of a command -> where it is; nothing is imported until it is used
 COMMANDS = {
     "run": "sexpgpu.cli.run:command",
+    "eval": "sexpgpu.cli.eval:command",
+    "export": "sexpgpu.cli.export:command",
     "explain": "sexpgpu.cli.explain:command",
     "doctor": "sexpgpu.cli.doctor:command",
 }

@@ -100,6 +100,8 @@ def read_run(ev: Any, form: ListForm, env: Any, sources: dict[str, DataSource], 
         for name in value["evals"]:
             if name not in evals:
                 raise ev.error("E-EVAL-107", f"there is no defeval `{name}`", given["evals"].form, help=suggestion(name, evals, "evaluations"))
+            if value["evals"].count(name) > 1:
+                raise ev.error("E-EVAL-104", f":evals names `{name}` twice", given["evals"].form, help="name each evaluation once")
         chosen = tuple(evals[name] for name in value["evals"])
     metrics = read_metrics(ev, given["metrics"].form, env, RESERVED) if "metrics" in given else ()
     clip = value["clip-norm"]

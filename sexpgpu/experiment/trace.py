@@ -108,7 +108,8 @@ class Trace:
         else:
             step = Step(layer, outer.calls[layer])
             outer.calls[layer] += 1
-            self.calls[(outer.path, layer)] += 1
+            key = (outer.path, layer)  # a shared scope is entered again with its counters at zero: the most of one visit counts
+            self.calls[key] = max(self.calls[key], outer.calls[layer])
         path = (*outer.path, step)
         self._claim("call:" + text(path), text(path), share, span)
         self.scopes.append(Scope(path, shared=outer.shared or share))

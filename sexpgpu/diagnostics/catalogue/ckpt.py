@@ -202,4 +202,61 @@ Right:
     --resume latest --set lr=1e-4 --accept
 """,
     ),
+    "E-CKPT-030": Entry(
+        "export would overwrite",
+        """\
+The file that an export should write exists already.
+
+Why: Weights that were written once are not replaced by accident.
+
+Wrong:
+    sexpgpu export runs/digits/step-100 digits.safetensors   # twice
+
+Right:
+    sexpgpu export runs/digits/step-100 digits.safetensors --force
+""",
+    ),
+    "E-CKPT-031": Entry(
+        "export not written",
+        """\
+The file of an export could not be written: no such folder, no permission, or a full disk.
+
+Why: An export is whole or not there; one that was there before is as it was.
+
+Wrong:
+    sexpgpu export runs/digits/step-100 no-such-folder/digits.safetensors
+
+Right:
+    sexpgpu export runs/digits/step-100 digits.safetensors
+""",
+    ),
+    "E-CKPT-032": Entry(
+        "no checkpoint named",
+        """\
+The command uses trained weights, and neither `--resume` nor SEXPGPU_RESUME names a checkpoint.
+
+Why: Without one it would use weights that were never trained.
+
+Wrong:
+    sexpgpu eval digits.lisp
+
+Right:
+    sexpgpu eval digits.lisp --resume runs/digits/step-100
+    sexpgpu eval digits.lisp --resume latest --checkpoint-dir runs/digits
+""",
+    ),
+    "E-CKPT-033": Entry(
+        "nothing to evaluate",
+        """\
+The file has no evaluation, so a checkpoint cannot be evaluated with it.
+
+Why: What is computed, and on which data, is said by a defeval.
+
+Wrong:
+    a file with a defrun only
+
+Right:
+    (defeval valid :data (batches digits :split valid :batch 128) :metrics ((loss digit-loss)))
+""",
+    ),
 }

@@ -74,6 +74,8 @@ def _type(kind: tuple[str, tuple[int, ...]]) -> str:
 def _knob_differences(manifest: Manifest, now: Identity) -> list[str]:
     lines = []
     for name in sorted(set(manifest.knobs) | set(now.knobs)):
+        if name == f"run/{now.run}/steps":  # said as `:steps`
+            continue
         old, new = (knobs.get(name, {}).get("value", "absent") for knobs in (manifest.knobs, now.knobs))
         if old != new:
             lines.append(f"knob {name}: was {old}, is {new}")

@@ -1,0 +1,107 @@
+"""The weights of a checkpoint as one safetensors file, under outward paths and without the optimizer."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from sexpgpu.diagnostics import fail, problem
+from sexpgpu.run.checkpoints.find import Found
+from sexpgpu.run.checkpoints.store import saved_schema
+from sexpgpu.run.storage.file import sync_file
+
+#: what a tensor of a checkpoint may stand for in an export; `opt/` stays behind
+KINDS = ("param/", "state/")
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written. `values`: numbers in all tensors together."""
+
+    path: Path
+    tensors: int
+    values: int
+
+
+def export(found: Found, out: Path, force: bool = False) -> Exported:
+    """Parameters and states of a verified checkpoint in `out`, which is whole or not there.
+
+    Raises E-CKPT-030 where `out` exists and `force` is false, E-CKPT-031 where it cannot be written.
+    """
+    _refuse_taken(out, force)
+    tensors = weights(found)
+    stage = out.with_name(f".{out.name}.tmp-{os.getpid()}")
+    try:
+        save_file(tensors, stage, metadata={"sexpgpu": _provenance(found)})
+        sync_file(stage)
+        _publish(stage, out, force)
+        sync_file(out.parent)
+    except (OSError, SafetensorError) as error:
+        raise problem("E-CKPT-031", f"{out} could not be written: {getattr(error, 'strerror', None) or error}",
+                      help="name a file in a folder that you may write to", exit_code=3) from None
+    finally:
+        with contextlib.suppress(OSError):
+            stage.unlink()
+    return Exported(out, len(tensors), sum(t.numel() for t in tensors.values()))
+
+
+def weights(found: Found) -> dict[str, torch.Tensor]:
+    """Outward path -> tensor, in the order of names; raises E-CKPT-002."""
+    names = _outward(found, saved_schema(found))
+    return dict(sorted((names[full], tensor) for full, tensor in _read(found, names)))
+
+
+def _outward(found: Found, full: Mapping[str, object]) -> dict[str, str]:
+    names = {name: name.partition("/")[2] for name in full if name.startswith(KINDS)}
+    if len(set(names.values())) != len(names) or not all(names.values()):
+        fail("E-CKPT-002", f"the checkpoint {found.folder} names its tensors in an odd way")
+    return names
+
+
+def _read(found: Found, names: Mapping[str, str]) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors of these names; those of the optimizer are not read."""
+    for entry in found.manifest.files:
+        path = found.folder / entry["name"]
+        try:
+            with safe_open(path, framework="pt", device="cpu") as file:
+                for name in file.keys():  # noqa: SIM118 - not a mapping
+                    if name in names:
+                        yield name, file.get_tensor(name)
+        except (SafetensorError, OSError) as error:
+            raise problem("E-CKPT-002", f"the checkpoint file {path} cannot be read: {error}") from None
+
+
+def _provenance(found: Found) -> str:
+    """Where the weights come from: one key, because the format keeps several in no fixed order."""
+    m = found.manifest
+    return json.dumps({"run": m.run, "run_id": m.run_id, "slug": m.slug, "step": m.step}, sort_keys=True)
+
+
+def _refuse_taken(out: Path, force: bool) -> None:
+    if out.is_dir():
+        fail("E-CKPT-031", f"{out} is a folder", help=f"name a file: {out / 'weights.safetensors'}")
+    if not out.parent.is_dir():
+        fail("E-CKPT-031", f"the folder {out.parent} does not exist", help=f"mkdir -p {out.parent}")
+    if os.path.lexists(out) and not force:
+        fail("E-CKPT-030", f"{out} exists", help=("--force replaces it", "or name another file"))
+
+
+def _publish(stage: Path, out: Path, force: bool) -> None:
+    """A link fails where the name was taken meanwhile; a rename would replace it."""
+    if force:
+        os.replace(stage, out)
+        return
+    try:
+        os.link(stage, out)
+    except FileExistsError:
+        _refuse_taken(out, force)
+    except OSError:  # a file system without links
+        os.replace(stage, out)

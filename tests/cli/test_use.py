@@ -1,0 +1,122 @@
+"""Using what was trained: eval and export on a checkpoint of 20 steps of the digits example."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from tests.cli.test_commands import DIGITS, sexpgpu
+
+pytestmark = pytest.mark.timeout(180)
+
+
+@dataclass(frozen=True)
+class Made:
+    """A location with one checkpoint, and the metrics of the run that wrote it."""
+
+    location: Path
+    metrics: list[dict]
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.location / "step-20"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    folder = tmp_path_factory.mktemp("use")
+    location = folder / "runs"
+    done = sexpgpu("run", DIGITS, "--steps", "20", "--checkpoint-dir", str(location), "--metrics", f"jsonl:{folder}/m")
+    assert done.returncode == 0, done.stderr
+    return Made(location, [json.loads(line) for line in (folder / "m").read_text("utf-8").splitlines()])
+
+
+def test_export_has_the_checkpoints_bits(made: Made, tmp_path: Path) -> None:
+    out = tmp_path / "digits.safetensors"
+    done = sexpgpu("export", str(made.checkpoint), str(out))
+    assert done.returncode == 0 and "4 tensors" in done.stdout, done.stderr
+    saved = load_file(made.checkpoint / "part-00001-of-00001.safetensors")
+    expected = {n.partition("/")[2]: t for n, t in saved.items() if n.startswith(("param/", "state/"))}
+    assert len(expected) < len(saved)
+    written = load_file(out)
+    assert "perceptron/in/weight" in written and written.keys() == expected.keys()
+    for name, tensor in written.items():
+        assert tensor.dtype == expected[name].dtype and tensor.shape == expected[name].shape
+        assert tensor.numpy().tobytes() == expected[name].numpy().tobytes(), name
+
+    before = out.read_bytes()
+    again = sexpgpu("export", str(made.checkpoint), str(out))
+    assert again.returncode == 2 and "E-CKPT-030" in again.stderr and "--force" in again.stderr
+    out.write_bytes(b"old")
+    forced = sexpgpu("export", str(made.checkpoint), str(out), "--force")
+    assert forced.returncode == 0 and out.read_bytes() == before
+    assert [p.name for p in tmp_path.iterdir()] == [out.name]
+
+
+def test_export_of_what_is_no_checkpoint(made: Made, tmp_path: Path) -> None:
+    out = tmp_path / "o.safetensors"
+    torn = tmp_path / "step-20"
+    shutil.copytree(made.checkpoint, torn)
+    part = torn / "part-00001-of-00001.safetensors"
+    data = bytearray(part.read_bytes())
+    data[-1] ^= 1
+    part.write_bytes(bytes(data))
+    for words, code, text in (
+        ([str(made.location), str(out)], "E-CKPT-001", str(made.checkpoint)),
+        (["latest", str(out)], "E-CKPT-001", "step-100"),
+        ([str(tmp_path / "none"), str(out)], "E-CKPT-001", "none"),
+        ([str(torn), str(out)], "E-CKPT-002", "SHA-256"),
+        ([str(made.checkpoint), str(tmp_path)], "E-CKPT-031", "folder"),
+        ([str(made.checkpoint), str(tmp_path / "no" / "o")], "E-CKPT-031", "mkdir"),
+    ):
+        done = sexpgpu("export", *words)
+        assert done.returncode == 2 and code in done.stderr and text in done.stderr, done.stderr
+        assert done.stdout == "" and not out.exists()
+
+
+def test_eval_is_the_runs_own_evaluation(made: Made) -> None:
+    own = {r["name"]: r["value"] for r in made.metrics if r["type"] == "metric" and r["step"] == 20 and _is_eval(r)}
+    done = sexpgpu("eval", DIGITS, "--resume", str(made.checkpoint), "--json")
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert said["step"] == 20 and said["run"] == "train" and said["checkpoint"] == str(made.checkpoint)
+    values = said["evals"]["valid"]
+    assert set(values) == {"loss", "accuracy"} and len(own) >= 2
+    for name, value in values.items():
+        assert value in [v for n, v in own.items() if n.split("/")[-1] == name], (name, value, own)
+    table = sexpgpu("eval", DIGITS, "train", "--resume", "latest", "--checkpoint-dir", str(made.location))
+    assert table.returncode == 0 and f"{values['loss']:.6g}" in table.stdout, table.stderr
+    assert [p.name for p in made.location.iterdir() if p.is_dir()] == ["step-20"]
+
+
+def _is_eval(record: dict) -> bool:
+    return bool((record.get("metadata") or {}).get("eval"))
+
+
+def test_eval_of_another_program(made: Made, tmp_path: Path) -> None:
+    at = ["--resume", str(made.checkpoint)]
+    for words, code in (
+        ([DIGITS, *at, "--set", "hidden=32"], "E-CKPT-020"),
+        ([DIGITS, *at, "--variant", "wide"], "E-CKPT-020"),
+        ([DIGITS, *at, "--set", "lr=1e-4"], "E-CKPT-021"),
+        ([DIGITS, "trian", *at], "E-RUN-102"),
+        ([DIGITS], "E-CKPT-032"),
+        ([DIGITS, "--resume", str(made.location)], "E-CKPT-001"),
+        ([DIGITS, "--resume", "latest", "--checkpoint-dir", str(tmp_path / "none")], "E-CKPT-001"),
+    ):
+        done = sexpgpu("eval", *words)
+        assert done.returncode == 2 and code in done.stderr and done.stdout == "", (words, done.stderr)
+    accepted = sexpgpu("eval", DIGITS, *at, "--set", "lr=1e-4", "--accept")
+    assert accepted.returncode == 0 and "differs" in accepted.stderr, accepted.stderr
+
+
+def test_eval_of_a_file_without_evaluations(made: Made, tmp_path: Path) -> None:
+    text = (Path(__file__).resolve().parents[2] / DIGITS).read_text("utf-8")
+    (tmp_path / "digits.lisp").write_text(text[: text.index("(defeval")], encoding="utf-8")
+    done = sexpgpu("eval", str(tmp_path / "digits.lisp"), "--resume", str(made.checkpoint))
+    assert done.returncode == 2 and "E-CKPT-033" in done.stderr, done.stderr
