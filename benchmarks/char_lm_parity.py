@@ -42,7 +42,9 @@ def ours(steps: int, variant: str | None) -> float:
         path = os.path.join(folder, "m.jsonl")
         command = [sys.executable, "-m", "sexpgpu", "run", str(FILE), "--steps", str(steps), "--set", PRECISION]
         command += ["--metrics", f"jsonl:{path}", *(["--variant", variant] if variant else [])]
-        subprocess.run(command, check=True, capture_output=True)
+        done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        if done.returncode:
+            sys.exit(done.stderr)
         records = [json.loads(line) for line in open(path, encoding="utf-8")]
     found = [r for r in records if r["type"] == "metric" and r["name"] == "loss" and r["metadata"].get("eval") == "valid"]
     assert found[-1]["step"] == steps

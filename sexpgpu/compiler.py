@@ -110,6 +110,8 @@ def trajectory(traced: TracedRun, run: Run) -> dict[str, str]:
         "deterministic": run.deterministic,
         "accumulate": run.accumulate,
         "clip-norm": run.clip_norm,
+        "ema": run.ema,
+        "frozen": run.frozen,
     }
     return {name: hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest() for name, value in parts.items()}
 

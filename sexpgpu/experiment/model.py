@@ -129,6 +129,8 @@ class Run:
     diagnostics: tuple[str, ...] = ()
     metrics: tuple[Metric, ...] = ()
     evals: tuple[Eval, ...] = ()
+    ema: float | None = None  # decay of the averaged weights
+    frozen: tuple[str, ...] = ()  # globs of parameters that are not trained
     span: Span | None = None
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sexpgpu.diagnostics import Related, problem
+from sexpgpu.experiment.globs import matches
 from sexpgpu.experiment.layers import Initial, as_initial
 from sexpgpu.forms import Form, Keyword, ListForm, Literal, Symbol
 from sexpgpu.ir import Node
@@ -42,6 +43,47 @@ class Optimizer:
     definition: Definition
     settings: dict[str, Any]
     span: Span | None
+
+
+@dataclass(frozen=True)
+class ByPath:
+    """`(by-path ("**/bias" (adamw …)) (else (muon …)))`: the first group whose globs match a parameter updates it."""
+
+    groups: tuple[tuple[str, tuple[str, ...], Optimizer], ...]  # (name, globs; none: all, optimizer)
+    span: Span | None
+
+
+def group_of(optimizer: Optimizer | ByPath, path: str) -> tuple[str, Optimizer] | None:
+    """(group, optimizer) of a parameter's outward path; a lone optimizer is the group ""."""
+    if isinstance(optimizer, Optimizer):
+        return "", optimizer
+    for name, globs, one in optimizer.groups:
+        if not globs or any(matches(g, path) for g in globs):
+            return name, one
+    return None
+
+
+def by_path(ev: Any, form: ListForm, env: Any) -> ByPath:
+    """The special form; patterns are strings and not evaluated, optimizers are."""
+    usage = 'by-path is (by-path ("**/bias" (adamw :lr 1e-3)) (else (sgd :lr 0.1)))'
+    groups: dict[str, tuple[str, tuple[str, ...], Optimizer]] = {}
+    for item in form.items[1:]:
+        parts = item.items if isinstance(item, ListForm) else ()
+        last = item is form.items[-1]
+        other = len(parts) == 2 and isinstance(parts[0], Symbol) and parts[0].name == "else"
+        globs = tuple(p.value for p in parts[:-1] if isinstance(p, Literal) and isinstance(p.value, str))
+        if len(parts) < 2 or (other and not last) or not (other or len(globs) == len(parts) - 1):
+            raise ev.error("E-EVAL-104", usage, item, help="`else` comes last" if other else ())
+        optimizer = ev.eval(parts[-1], env)
+        if not isinstance(optimizer, Optimizer):
+            raise ev.error("E-EVAL-103", "by-path: a group needs an optimizer with its settings", parts[-1], help="for example (adamw :lr 1e-3)")
+        name = "else" if other else ",".join(globs)
+        if name in groups:
+            raise ev.error("E-EVAL-104", f"by-path has two groups `{name}`", item)
+        groups[name] = (name, () if other else globs, optimizer)
+    if not groups:
+        raise ev.error("E-EVAL-104", usage, form)
+    return ByPath(tuple(groups.values()), form.span)
 
 
 def defoptimizer(ev: Any, form: ListForm, env: Any) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 from sexpgpu.diagnostics import suggestion
 from sexpgpu.experiment.data import batches
 from sexpgpu.experiment.model import DataSource, Eval, Metric, Run
-from sexpgpu.experiment.optimizers import Optimizer
+from sexpgpu.experiment.optimizers import ByPath, Optimizer
 from sexpgpu.experiment.schema import Given, Key, parse_keys, value_of
 from sexpgpu.forms import Form, ListForm, Symbol
 from sexpgpu.lisp.values import Callable
@@ -32,18 +32,18 @@ RUN_KEYS = {
     "evals": Key("names", "the evaluations to run; without it, all", evaluated=False),
     "diagnostics": Key("names", "globs of taps", (), evaluated=False),
     "metrics": Key("form", "((name function) …) of a training batch", evaluated=False),
-    "ema": Key("number", "decay of averaged weights", later=True),
+    "ema": Key("number", "decay of averaged weights, at least 0 and below 1", minimum=0),
     "remat": Key("any", "layers recomputed in the backward pass", later=True),
     "shard": Key("any", "what is divided over ranks", later=True),
     "keep-best": Key("any", "the best checkpoint by a metric", later=True),
-    "frozen": Key("any", "globs of parameters not trained", later=True),
+    "frozen": Key("names", "globs of parameters that are not trained", (), evaluated=False),
     "init": Key("any", "weights to start from", later=True),
 }
 EVAL_KEYS = {
     "data": Key("form", "the batches of an evaluation", required=True, evaluated=False),
     "every": Key("integer", "steps between evaluations; 0 is never", required=True, minimum=0),
     "metrics": Key("form", "((name function) …)", required=True, evaluated=False),
-    "weights": Key("symbol", "raw", "raw", evaluated=False),
+    "weights": Key("symbol", "raw, or ema: the averaged weights", "raw", evaluated=False),
 }
 
 
@@ -72,8 +72,8 @@ def read_eval(ev: Any, form: ListForm, env: Any, sources: dict[str, DataSource],
     """One evaluation; `every` is the flag's override."""
     given = _given(ev, "defeval", form, EVAL_KEYS, env)
     weights = value_of(given, EVAL_KEYS, "weights")
-    if weights != "raw":
-        raise ev.error("E-EVAL-115", f":weights {weights} is not in this version yet", given["weights"].form, help="use :weights raw")
+    if weights not in ("raw", "ema"):
+        raise ev.error("E-EVAL-103", f"there are no weights `{weights}`", given["weights"].form, help=suggestion(weights, ("raw", "ema"), "weights"))
     return Eval(
         form.items[1].name,
         batches(ev, given["data"].form, env, sources, training=False),
@@ -90,7 +90,7 @@ def read_run(ev: Any, form: ListForm, env: Any, sources: dict[str, DataSource], 
     value = {key: value_of(given, RUN_KEYS, key) for key in RUN_KEYS}
     if value["precision"] not in PRECISIONS:
         raise ev.error("E-EVAL-103", f"there is no precision `{value['precision']}`", given["precision"].form, help=suggestion(value["precision"], PRECISIONS, "precisions"))
-    if not isinstance(value["optimizer"], Optimizer):
+    if not isinstance(value["optimizer"], Optimizer | ByPath):
         raise ev.error("E-EVAL-103", "defrun: :optimizer needs an optimizer with its settings", given["optimizer"].form, help="for example (adamw :lr 1e-3)")
     data = batches(ev, given["data"].form, env, sources, training=True)
     if data.batch % value["accumulate"]:
@@ -104,6 +104,14 @@ def read_run(ev: Any, form: ListForm, env: Any, sources: dict[str, DataSource], 
                 raise ev.error("E-EVAL-104", f":evals names `{name}` twice", given["evals"].form, help="name each evaluation once")
         chosen = tuple(evals[name] for name in value["evals"])
     metrics = read_metrics(ev, given["metrics"].form, env, RESERVED) if "metrics" in given else ()
+    if value["ema"] is not None and value["ema"] >= 1:
+        raise ev.error("E-EVAL-103", "defrun: :ema is a decay below 1", given["ema"].form, help="for example :ema 0.999")
+    for evaluation in chosen:
+        if evaluation.weights == "ema" and value["ema"] is None:
+            raise ev.error(
+                "E-EVAL-103", f"evaluation `{evaluation.name}` takes averaged weights, and the run `{form.items[1].name}` keeps none", form,
+                help="add :ema 0.999 to the run, or say :weights raw",
+            )
     clip = value["clip-norm"]
     return Run(
         name=form.items[1].name,
@@ -122,6 +130,8 @@ def read_run(ev: Any, form: ListForm, env: Any, sources: dict[str, DataSource], 
         diagnostics=value["diagnostics"] if diagnostics is None else diagnostics,
         metrics=metrics,
         evals=chosen,
+        ema=None if value["ema"] is None else float(value["ema"]),
+        frozen=value["frozen"],
         span=form.span,
     )
 

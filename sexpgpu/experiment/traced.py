@@ -13,13 +13,16 @@ from sexpgpu.diagnostics import problem, suggestion
 from sexpgpu.experiment.globs import matches
 from sexpgpu.experiment.layers import Initial
 from sexpgpu.experiment.model import Batches, Eval, Metric, Run
-from sexpgpu.experiment.optimizers import trace_update
+from sexpgpu.experiment.optimizers import Optimizer, group_of, trace_update
 from sexpgpu.experiment.trace import Registry, Spec, Trace, text
 from sexpgpu.ir import Node, Origins
 from sexpgpu.lisp.tensors import as_node
 from sexpgpu.lisp.values import Tensor
-from sexpgpu.ops import build
+from sexpgpu.ops import build, constant
 from sexpgpu.source import Span
+
+
+AVERAGE = "ema"  # the slot of a moving average; no optimizer's slot is bound by it
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,8 @@ class TracedRun:
     new_params: dict[str, Node]
     slots: dict[str, SlotSpec]
     new_slots: dict[str, Node]
+    averages: dict[str, Node]  # trained parameter -> leaf of its moving average
+    new_averages: dict[str, Node]
     learning_rates: dict[str, Node]  # group -> rate; the only group is ""
     origins: Origins
     registry: Registry
@@ -125,26 +130,55 @@ def trace_run(ev: Any, run: Run, samples: int) -> TracedRun:
     states = {outward[k]: s for k, s in registry.specs.items() if s.kind == "state"}
     if not params:
         raise problem("E-EVAL-110", f"the loss of run `{run.name}` has no parameter to train", run.loss.span)
-    gradients, new_params, slots, new_slots = {}, {}, {}, {}
+    _check_frozen(run, params)
+    gradients, new_params, slots, new_slots, groups = {}, {}, {}, {}, {}
+    averages, new_averages = {}, {}
     for name, spec in params.items():
+        if any(matches(g, name) for g in run.frozen):
+            continue
+        found = group_of(run.optimizer, name)
+        if found is None:
+            raise problem(
+                "E-EVAL-107", f"no group of by-path matches the parameter `{name}`", run.optimizer.span,
+                help='add (else (adamw :lr 1e-3)), or freeze the parameter by :frozen',
+            )
+        group, optimizer = found
+        groups.setdefault(group, optimizer)
         gradients[name] = build("gradient", path=name, shape=spec.shape, dtype="f32")
-        update = trace_update(ev, run.optimizer, spec.node, gradients[name], name)
+        update = trace_update(ev, optimizer, spec.node, gradients[name], name)
         new_params[name] = update.param
         for slot, leaf, node, init in update.slots:
             slots[f"{slot}/{name}"] = SlotSpec(f"{slot}/{name}", leaf, init)
             new_slots[f"{slot}/{name}"] = node
+        if run.ema is not None:
+            averages[name] = build("slot", path=name, slot=AVERAGE, shape=spec.shape, dtype="f32")
+            kept = build("*", averages[name], constant(run.ema, "f32"))
+            new_averages[name] = build("+", kept, build("*", update.param, constant(1.0 - run.ema, "f32")))
+    if not gradients:
+        raise problem("E-EVAL-110", f":frozen of run `{run.name}` leaves no parameter to train", run.span)
     taps, tap_names, warnings = _select_taps(run, trace, registry)
     return TracedRun(
         run, samples, params, states, loss, {outward[k]: n for k, n in trace.updates.items()}, metrics, taps, tap_names,
-        gradients, new_params, slots, new_slots, _learning_rates(ev, run), ev.provenance.origins, registry, warnings,
+        gradients, new_params, slots, new_slots, averages, new_averages, _learning_rates(ev, groups), ev.provenance.origins, registry, warnings,
     )
 
 
-def _learning_rates(ev: Any, run: Run) -> dict[str, Node]:
-    definition = run.optimizer.definition
-    default = dict(definition.parameters.keys).get("lr")
-    rate = run.optimizer.settings.get("lr", None if default is None else ev.eval(default, definition.env))
-    return {"": as_node(rate, "f32", "lr", run.optimizer.span)} if rate is not None else {}
+def _check_frozen(run: Run, params: dict[str, Spec]) -> None:
+    for glob in run.frozen:
+        if not any(matches(glob, name) for name in params):
+            raise problem("E-EVAL-107", f":frozen: the glob `{glob}` matches no parameter", run.span, help=suggestion(glob, params, "parameters"))
+
+
+def _learning_rates(ev: Any, groups: dict[str, Optimizer]) -> dict[str, Node]:
+    """Group -> its rate, for those optimizers that have an `lr`."""
+    rates = {}
+    for group, optimizer in groups.items():
+        definition = optimizer.definition
+        default = dict(definition.parameters.keys).get("lr")
+        rate = optimizer.settings.get("lr", None if default is None else ev.eval(default, definition.env))
+        if rate is not None:
+            rates[group] = as_node(rate, "f32", "lr", optimizer.span)
+    return rates
 
 
 def _select_taps(run: Run, trace: Trace, registry: Registry) -> tuple[tuple[TapNode, ...], tuple[str, ...], tuple[str, ...]]:

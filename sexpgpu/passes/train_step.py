@@ -43,8 +43,8 @@ def entry_results(entries: tuple[Entry, ...]) -> Results:
 def micro_step(traced: TracedRun, logged: bool) -> Results:
     """Forward and backward of one micro-batch; `gradient/<p>` is that of the loss's sum."""
     results = expand_gradients(forward_results(traced, logged), traced.origins)
-    gradients = grad(results["loss"], [s.node for s in traced.params.values()], traced.origins)
-    return results | {f"gradient/{name}": node for name, node in zip(traced.params, gradients, strict=True)}
+    gradients = grad(results["loss"], [traced.params[name].node for name in traced.gradients], traced.origins)
+    return results | {f"gradient/{name}": node for name, node in zip(traced.gradients, gradients, strict=True)}
 
 
 def update_step(traced: TracedRun, divided: bool) -> Results:
@@ -60,6 +60,7 @@ def update_step(traced: TracedRun, divided: bool) -> Results:
         means = {name: build("*", node, scale) for name, node in means.items()}
     new = {f"param/{name}": node for name, node in traced.new_params.items()}
     new |= {f"opt/{name}": node for name, node in traced.new_slots.items()}
+    new |= {f"ema/{name}": node for name, node in traced.new_averages.items()}
     new |= {f"learning-rate/{name}": node for name, node in traced.learning_rates.items()}
     mapping = {leaf: means[name] for name, leaf in leaves.items() if means[name] is not leaf}
     return {**substitute(new, mapping, traced.origins), "gradient-norm": norm}

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from tests.cli.test_commands import DIGITS, sexpgpu
+from test_commands import DIGITS, sexpgpu
 
 pytestmark = pytest.mark.timeout(180)
 

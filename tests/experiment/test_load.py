@@ -106,7 +106,7 @@ WRONG = [
     ("E-EVAL-107", (HEAD + MODEL + RUN.format("")).replace(":split train", ":split trian"), {}, "did you mean `train`?"),
     ("E-EVAL-109", HEAD + MODEL.replace("(x label) (cross", "(x lable) (cross") + RUN.format(""), {}, "did you mean `label`?"),
     ("E-EVAL-110", HEAD + "(defun f (x) (* x x))" + RUN.format(""), {}, ""),
-    ("E-EVAL-115", HEAD + MODEL + RUN.format(":ema 0.9"), {}, ""),
+    ("E-EVAL-115", HEAD + MODEL + RUN.format(":remat true"), {}, ""),
     ("E-RUN-104", HEAD + MODEL + RUN.format(":accumulate 3"), {}, ""),
     ("E-EVAL-103", HEAD + MODEL + RUN.format(':seed "a"'), {}, ""),
     ("E-EVAL-103", HEAD + MODEL + RUN.format(":precision f16"), {}, ""),

@@ -16,6 +16,7 @@ import torch
 
 from sexpgpu.backends.interpreter.dtypes import TORCH
 from sexpgpu.backends.interpreter.executable import Executable
+from sexpgpu.experiment.traced import AVERAGE
 from sexpgpu.ir import Node
 from sexpgpu.ops.initial import initial_value
 from sexpgpu.ops.philox import draw_key
@@ -46,6 +47,8 @@ class Compiled:
     def _source(node: Node) -> tuple[str, str]:
         if node.op == "input":
             return "input", node.attrs["name"]
+        if node.op == "slot" and node.attrs["slot"] == AVERAGE:
+            return "ema", node.attrs["path"]
         if node.op == "slot":
             return "opt", f"{node.attrs['slot']}/{node.attrs['path']}"
         return node.op, node.attrs.get("path", node.attrs.get("name", ""))
@@ -71,6 +74,8 @@ class InterpreterProgram:
         self._full = {f"param/{n}": ("param", _path(s)) for n, s in self.traced.params.items()}
         self._full |= {f"state/{n}": ("state", _path(s)) for n, s in self.traced.states.items()}
         self._full |= {f"opt/{n}": ("opt", n) for n in self.traced.slots}
+        self._full |= {f"ema/{n}": ("ema", n) for n in self.traced.averages}
+        self._weights = {e.name: e.weights for e in self.config.evals}
         for logged in (False, True):  # compile now: a mistake must not wait for the first logged step
             self._step_graphs(logged)
 
@@ -93,6 +98,8 @@ class InterpreterProgram:
         schema = {name: (retyped.get(s.dtype, s.dtype), s.shape) for name, s in specs.items()}
         for name, slot in self.traced.slots.items():
             schema[f"opt/{name}"] = (retyped.get(slot.leaf.type.dtype, slot.leaf.type.dtype), slot.leaf.type.shape)
+        for name, leaf in self.traced.averages.items():
+            schema[f"ema/{name}"] = (retyped.get(leaf.type.dtype, leaf.type.dtype), leaf.type.shape)
         return schema
 
     def initialise(self) -> None:
@@ -101,6 +108,9 @@ class InterpreterProgram:
         inits |= {f"opt/{n}": (s.init, f"opt/{n}") for n, s in self.traced.slots.items()}
         self.values = {}
         for name, (dtype, shape) in self.schema().items():
+            if name.startswith("ema/"):  # an average starts at the parameter itself
+                self.values[name] = self.values["param/" + name.removeprefix("ema/")].clone()
+                continue
             init, path = inits[name]
             key = draw_key(self.config.seed, path, 0, "init")
             value = initial_value(init.kind, dict(init.settings), shape, key)
@@ -143,7 +153,7 @@ class InterpreterProgram:
             rows = slice(part * size, (part + 1) * size)
             parts.append(micro.run(self._leaves(batch, rows), self.config.seed, self.updates, part * size))
         leaves = self._leaves({})
-        for name in self.traced.params:
+        for name in self.traced.gradients:
             total = parts[0][f"gradient/{name}"]
             for part in parts[1:]:
                 total = total + part[f"gradient/{name}"]
@@ -172,7 +182,11 @@ class InterpreterProgram:
         samples = len(next(iter(batch.values())))
         entries, compiled = self._graph(("eval", name, samples), lambda: self._evaluation(name, samples))
         with torch.no_grad():
-            out = compiled.run(self._leaves(batch), self.config.seed, self.updates)
+            leaves = self._leaves(batch)
+            if self._weights[name] == "ema":
+                for path in self.traced.averages:
+                    leaves[self._full[f"param/{path}"]] = self.values[f"ema/{path}"]
+            out = compiled.run(leaves, self.config.seed, self.updates)
         weights = {e.name: samples for e in entries if e.count is None}
         return {n: (t * weights[n], weights[n]) if n in weights else (t, c) for n, (t, c) in _metrics([out]).items()}
 
