@@ -15,7 +15,7 @@ from sexpgpu.diagnostics import Related, SexpError, SexpErrors, fail, suggestion
 from sexpgpu.experiment.model import Knob
 from sexpgpu.experiment.schema import Key, datum, parse_keys
 from sexpgpu.forms import Form, Keyword, ListForm, Literal, Symbol
-from sexpgpu.lisp.values import plain, with_knobs
+from sexpgpu.lisp.values import Callable, plain, show, with_knobs
 from sexpgpu.read.reader import read_datum
 
 NAME = re.compile(r"[A-Za-z0-9._+*!?<>=-]+\Z")
@@ -230,16 +230,14 @@ def _fits(declared: Declared, default: Any, value: Any, span: Any) -> Any:
 
 
 def _text(value: Any) -> str:
-    if isinstance(value, Symbol):
-        return value.name
-    if isinstance(value, bool):
-        return str(value).lower()
-    return f'"{value}"' if isinstance(value, str) else str(value)
+    return show(value)
 
 
 def _check_bounds(knob: Knob, at: Any) -> None:
     related = [Related(knob.span, "defined here")] if at != knob.span else []
     how = f" (by {knob.via})" if knob.source == "set" else ""
+    if (knob.minimum is not None or knob.maximum is not None) and not isinstance(knob.value, int | float | Fraction):
+        fail("E-KNOB-003", f"knob `{knob.name}` is {_text(knob.value)}; :min and :max go with numbers only", knob.span)
     if knob.minimum is not None and not knob.value >= knob.minimum:
         fail("E-KNOB-002", f"knob `{knob.name}` is {_text(knob.value)}{how}, and its :min is {_text(knob.minimum)}", at, related=related)
     if knob.maximum is not None and not knob.value <= knob.maximum:
@@ -248,5 +246,13 @@ def _check_bounds(knob: Knob, at: Any) -> None:
         known = [_text(v) for v in knob.one_of]
         fail(
             "E-KNOB-002", f"knob `{knob.name}` is {_text(knob.value)}{how}, and must be one of {', '.join(known)}", at,
-            related=related, help=suggestion(_text(knob.value), known, "values"),
+            related=related, help=_meant(knob, known),
         )
+
+
+def _meant(knob: Knob, known: list[str]) -> tuple[str, ...] | str:
+    """`(defknob act relu … :one-of (relu tanh))`: the default is evaluated, so a name that means something needs a quote."""
+    name = knob.value.name if isinstance(knob.value, Callable) else ""
+    if name in known:
+        return f"the default is evaluated; for the name itself write '{name}"
+    return suggestion(_text(knob.value), known, "values")

@@ -45,7 +45,7 @@ def parse_keys(ev: Any, what: str, form: ListForm, items: tuple[Form, ...], keys
             raise ev.error("E-EVAL-104", f"{what}: expected a :key here", head, help=f"keys of {what}: " + _list(keys))
         key = keys.get(head.name)
         if key is None:
-            raise ev.error("E-EVAL-101", f"{what} has no key :{head.name}", head, help=suggestion(head.name, keys, f"keys of {what}"))
+            raise ev.error("E-EVAL-101", f"{what} has no key :{head.name}", head, help=suggestion(f":{head.name}", [f":{k}" for k in keys], f"keys of {what}"))
         if key.later:
             raise ev.error("E-EVAL-115", f"{what}: :{head.name} is not in this version yet", head, help="leave the key out")
         if head.name in given:

@@ -17,9 +17,22 @@ from sexpgpu.diagnostics import fail
 from sexpgpu.run.events import Failed, Finished, PhaseChanged, Saved, Started, StepDone, Stopped
 
 HEARTBEAT = 2.0  # seconds; contracts.md allows 5
+MAX_BYTES = 1 << 26  # of a status file that is there already
 WINDOW = 20.0  # seconds of the rate
 _FIELDS = ("state", "slug", "run_id", "run", "step", "steps", "loss", "rate", "eta_seconds", "knobs", "checkpoint",
            "device", "pid", "host", "updated", "error")
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether a file may be replaced: an empty one, or one that an earlier run left. A person's file is not."""
+    try:
+        if path.stat().st_size == 0:
+            return True
+        with path.open("rb") as file:
+            found = json.loads(file.read(MAX_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(found, dict) and {"state", "run_id", "updated"} <= found.keys()
 
 
 class StatusFile:
@@ -46,6 +59,9 @@ class StatusFile:
     def _refuse_odd_paths(self) -> None:
         if self.path.exists() and not self.path.is_file():
             fail("E-RUN-020", f"the status file {self.path} is there already and is no plain file")
+        if self.path.is_file() and not _is_ours(self.path):
+            fail("E-RUN-020", f"{self.path} is there already and is no status file; it is left as it is",
+                 help="name another file for the status")
 
     def set(self, **facts: Any) -> None:
         """Changes fields of the file and writes it."""
