@@ -20,7 +20,8 @@ from sexpgpu.experiment.model import Eval, Run
 from sexpgpu.experiment.report import ParameterRow, Report, RunReport
 from sexpgpu.experiment.traced import Entry, TracedRun, trace_eval, trace_run
 from sexpgpu.ir import Node, postorder
-from sexpgpu.ir.text import graph_hash, graph_text
+from sexpgpu.ir.text import document, graph_hash
+from sexpgpu.lisp.values import show
 from sexpgpu.ops import table
 from sexpgpu.passes.precision import apply_precision
 from sexpgpu.passes.simplify import simplify
@@ -156,7 +157,12 @@ def _explain_run(loaded: Loaded, run: Run) -> RunReport:
         for name, spec in (traced.params | traced.states).items()
     )
     nodes = len(postorder(step.values()))
-    return RunReport(run.name, rows, flops(step), nodes, graph_hash(results), graph_text(results), traced.tap_names, traced.warnings)
+    return RunReport(run.name, rows, flops(step), nodes, graph_hash(results), document(results, traced.origins, knob_notes(loaded)), traced.tap_names, traced.warnings)
+
+
+def knob_notes(loaded: Loaded) -> list[str]:
+    """Knobs and overrides for the header of the IR's text: name, value, source, place."""
+    return [f"knob {k.name} {show(k.value)} ({k.source}{' ' + k.via if k.via else ''}, {k.place})" for k in loaded.experiment.knobs.values()]
 
 
 def program(staged: Stages, device: str, threads: int | None) -> Any:

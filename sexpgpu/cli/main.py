@@ -25,6 +25,7 @@ from sexpgpu.diagnostics import Diagnostic, InternalError, SexpError, nearest, p
 COMMANDS = {
     "run": "sexpgpu.cli.run:command",
     "eval": "sexpgpu.cli.eval:command",
+    "predict": "sexpgpu.cli.predict:command",
     "export": "sexpgpu.cli.export:command",
     "explain": "sexpgpu.cli.explain:command",
     "doctor": "sexpgpu.cli.doctor:command",

@@ -178,7 +178,7 @@ def _variant_values(ev: Any, variants: dict[str, Variant], chosen: str | None, e
 def _choose(ev: Any, declared: Declared, sets: dict[str, str], variant: dict[str, tuple[Any, Form]], chosen: str | None, env: Any) -> Knob:
     keys = parse_keys(ev, f"knob {declared.name}", declared.form, declared.keys, KNOB_KEYS, env)
     default = plain(ev.eval(declared.default, env))
-    one_of = tuple(keys["one-of"].value) if "one-of" in keys else None
+    one_of = _one_of(ev, declared, keys["one-of"]) if "one-of" in keys else None
     minimum, maximum = (keys[k].value if k in keys else None for k in ("min", "max"))
     value, source, via, at = default, "default", "", declared.form.span
     if declared.name in variant:
@@ -190,6 +190,12 @@ def _choose(ev: Any, declared: Declared, sets: dict[str, str], variant: dict[str
     knob = Knob(declared.name, value, source, default, place, declared.doc, minimum, maximum, one_of, via=via, span=declared.form.span)
     _check_bounds(knob, at)
     return knob
+
+
+def _one_of(ev: Any, declared: Declared, given: Any) -> tuple[Any, ...]:
+    if not isinstance(given.value, tuple) or not given.value:
+        raise ev.error("E-EVAL-103", f"knob {declared.name}: :one-of needs a list of values", given.form, help="for example :one-of (relu gelu)")
+    return given.value
 
 
 def _from_text(declared: Declared, default: Any, text: str) -> Any:

@@ -163,7 +163,7 @@ class Tap(Callable):
         if not isinstance(value, Tensor) or value.node.type.shape:
             what = value.node.type if isinstance(value, Tensor) else "no tensor"
             raise problem("E-EVAL-103", f'tap "{args[0]}" needs a scalar tensor, and got {what}', span, help="reduce it: (mean …), (reduce-max …)")
-        trace.taps.append((trace.path, str(args[0]), value.node, span))
+        trace.tap(str(args[0]), value.node, span)
         return value
 
 

@@ -118,13 +118,13 @@ class Trace:
         finally:
             self.scopes.pop()
 
-    def _claim(self, key: str, shown: str, share: bool, span: Span | None) -> None:
+    def _claim(self, key: str, shown: str, share: bool, span: Span | None, help_: str = "") -> None:
         if key in self.seen and not share and not self.scopes[-1].shared:
             first = self.seen[key]
             raise problem(
                 "E-EVAL-108", f"the path `{shown}` is made twice in one entry ({self.entry})", span,
                 related=[Related(first, "first made here")] if first else [],
-                help="give the call another :name, or :share true to use the same parameters",
+                help=help_ or "give the call another :name, or :share true to use the same parameters",
             )
         self.seen.setdefault(key, span)
 
@@ -152,6 +152,12 @@ class Trace:
                 related=[Related(known.span, "first made here")] if known.span else [],
             )
         return known
+
+    def tap(self, name: str, node: Node, span: Span | None) -> None:
+        """A diagnostic; like every path, one an entry, except below a shared call."""
+        full = "/".join(filter(None, [self.path_text(), name]))
+        self._claim("tap:" + full, full, False, span, "give the tap another name, or make it in a layer: every call has a path of its own")
+        self.taps.append((self.path, name, node, span))
 
     def close(self) -> None:
         """The loss's entry decides which calls are lone, and that no two paths share an outward name."""

@@ -6,6 +6,7 @@
     %2 f32[*64 10] = matmul %0 %1
     result "loss" %2
 
+Lines that begin with `;` are comments: `document` puts knobs, overrides and the places of nodes there, outside the hash.
 A node is numbered by its place in the postorder of the results, which are sorted by name: neither the order in which
 nodes were made nor interning shows. Floats are printed in hexadecimal, so they are exact; `*` is the batch mark.
 """
@@ -14,12 +15,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from hashlib import sha256
 from math import inf, nan
 from typing import Any
 
-from sexpgpu.ir.node import Graph, Node, intern, postorder
+from sexpgpu.ir.node import Graph, Node, Origins, intern, postorder
 from sexpgpu.ir.types import DTYPES, TensorType
 
 HEADER = "sexpgpu-ir 1"
@@ -58,6 +59,19 @@ def graph_text(results: Graph | Mapping[str, Node]) -> str:
         lines.append(" ".join(parts))
     lines += [f"result {json.dumps(name)} %{number[named[name]]}" for name in names]
     return "\n".join(lines) + "\n"
+
+
+def document(results: Mapping[str, Node], origins: Origins, notes: Iterable[str]) -> str:
+    """The text form under a header of notes and of the place each node comes from; reads back as the same graph."""
+    first, *graph = graph_text(results).splitlines()
+    order = postorder(results[name] for name in sorted(results))
+    places = [f"%{i} {spans[0].place}" for i, n in enumerate(order) if (spans := origins.of(n).spans)]
+    return "\n".join([first, *(f"; {_ascii(line)}" for line in [*notes, *places]), *graph]) + "\n"
+
+
+def _ascii(text: str) -> str:
+    """One line of printable ASCII."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text).encode("ascii", "backslashreplace").decode()
 
 
 def graph_hash(results: Graph | Mapping[str, Node]) -> str:
@@ -128,7 +142,7 @@ def read_graph(text: str) -> dict[str, Node]:
             elif found := _LINE.fullmatch(line):
                 operands, attrs = _operands(found[4])
                 nodes[int(found[1])] = intern(found[3], [nodes[o] for o in operands], attrs, _type(found[2]))
-            elif line.strip():
+            elif line.strip() and not line.startswith(";"):
                 raise TextProblem("neither a node nor a result")
         except (KeyError, ValueError, IndexError) as error:
             raise TextProblem(f"line {count}: {error}") from None

@@ -60,7 +60,7 @@ class Loader:
         else:
             path = Path(main)
             self.base = Path(base) if base is not None else path.parent
-            source = Source(path.name, _read_text(path, path.name, None))
+            source = Source(path.name, _read_text(path, str(path), None))
         self.texts: list[tuple[str, str]] = [(source.name, source.text)]
         self.files: dict[str, File] = {}
         self.modules: dict[str, Module] = {}

@@ -7,9 +7,10 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from safetensors.torch import load_file
-
 from test_commands import DIGITS, sexpgpu
 
 pytestmark = pytest.mark.timeout(180)
@@ -120,3 +121,51 @@ def test_eval_of_a_file_without_evaluations(made: Made, tmp_path: Path) -> None:
     (tmp_path / "digits.lisp").write_text(text[: text.index("(defeval")], encoding="utf-8")
     done = sexpgpu("eval", str(tmp_path / "digits.lisp"), "--resume", str(made.checkpoint))
     assert done.returncode == 2 and "E-CKPT-033" in done.stderr, done.stderr
+
+
+def test_predict_is_the_layer_on_the_checkpoints_weights(made: Made, tmp_path: Path) -> None:
+    rows = np.random.default_rng(3).random((70, 64)).astype(np.float32)  # a batch of 64, and one of 6
+    np.savez(tmp_path / "x.npz", image=rows)
+    words = ["--resume", str(made.checkpoint), "--input", str(tmp_path / "x.npz"), "--out", str(tmp_path / "y.npz")]
+    done = sexpgpu("predict", DIGITS, "perceptron", *words)
+    assert done.returncode == 0 and "f32[70 10]" in done.stdout, done.stderr
+    w = load_file(made.checkpoint / "part-00001-of-00001.safetensors")
+    hidden = torch.relu(torch.from_numpy(rows) @ w["param/perceptron/in/weight"] + w["param/perceptron/in/bias"])
+    expected = hidden @ w["param/perceptron/out/weight"] + w["param/perceptron/out/bias"]
+    with np.load(tmp_path / "y.npz") as file:
+        assert file.files == ["output"]
+        np.testing.assert_allclose(file["output"], expected.numpy(), rtol=1e-5, atol=1e-5)
+    again = sexpgpu("predict", DIGITS, "perceptron", *words)
+    assert again.returncode == 2 and "E-CKPT-030" in again.stderr
+
+
+def test_mistakes_of_predict(made: Made, tmp_path: Path) -> None:
+    files = {
+        "good": {"image": np.zeros((2, 64), np.float32), "label": np.zeros(2, np.int64)},
+        "other": {"picture": np.zeros((2, 64), np.float32)},
+        "flat": {"image": np.zeros((2, 63), np.float32)},
+        "ragged": {"image": np.zeros((2, 64), np.float32), "label": np.zeros(3, np.int64)},
+        "wild": {"image": np.zeros((2, 64), np.float32), "label": np.full(2, 10)},
+        "none": {"image": np.zeros((0, 64), np.float32)},
+    }
+    for name, arrays in files.items():
+        np.savez(tmp_path / f"{name}.npz", **arrays)
+    (tmp_path / "text.npz").write_text("no", encoding="utf-8")
+    out, file = tmp_path / "y.npz", tmp_path / "digits.lisp"
+    text = (Path(__file__).resolve().parents[2] / DIGITS).read_text("utf-8")
+    more = "\n(defun row-loss (image label) (softmax-cross-entropy (perceptron image) label))\n"
+    file.write_text(text + more, encoding="utf-8")  # its data is not there, and is not opened
+    for function, name, code, said in (
+        ("percepton", "good", "E-CKPT-034", "perceptron"), ("hidden", "good", "E-CKPT-034", "hidden"),
+        ("digit-loss", "good", "E-CKPT-034", "row"), ("perceptron", "other", "E-CKPT-035", "picture"),
+        ("perceptron", "flat", "E-CKPT-035", "63"), ("digit-loss", "ragged", "E-CKPT-035", "rows"),
+        ("row-loss", "wild", "E-CKPT-035", "label"), ("perceptron", "none", "E-CKPT-035", "rows"),
+        ("perceptron", "text", "E-CKPT-035", "text.npz"), ("perceptron", "absent", "E-CKPT-035", "absent.npz"),
+    ):  # fmt: skip
+        words = ["--resume", str(made.checkpoint), "--input", str(tmp_path / f"{name}.npz"), "--out", str(out)]
+        done = sexpgpu("predict", str(file), function, *words)
+        assert done.returncode == 2 and code in done.stderr and said in done.stderr, (function, name, done.stderr)
+        assert not out.exists() and done.stdout == ""
+    words = ["--resume", str(made.checkpoint), "--input", str(tmp_path / "good.npz"), "--out", str(out)]
+    done = sexpgpu("predict", str(file), "row-loss", *words)
+    assert done.returncode == 0 and "f32[2]" in done.stdout and "digits.lisp has changed" in done.stderr, done.stderr

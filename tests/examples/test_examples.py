@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -39,15 +40,54 @@ for line in sys.stdin:
 """
 
 
-def sexpgpu(lines: Sequence[Sequence[str]]) -> list[tuple[int, str, str, float, bool]]:
-    """Command lines in one process, in order: (exit code, stdout, stderr, peak megabytes so far, whether torch is there)."""
+@dataclass(frozen=True)
+class Answer:
+    """How a command line ended; `peak` is megabytes and `torch` whether it was imported, both up to then in the process."""
+
+    rc: int
+    out: str
+    err: str
+    peak: float
+    torch: bool
+
+
+def sexpgpu(lines: Sequence[Sequence[str]]) -> list[Answer]:
+    """Command lines in one process, in order."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("SEXPGPU_", "FLASHCART_", "SYVAIN_", "AWS_"))}
     done = subprocess.run(
         [sys.executable, "-c", SERVE], cwd=ROOT, env=clean | {"PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "utf-8"},
         input="".join(json.dumps(list(words)) + "\n" for words in lines), capture_output=True, encoding="utf-8", timeout=200,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    return [tuple(json.loads(line)) for line in done.stdout.splitlines()]
+    return [Answer(*json.loads(line)) for line in done.stdout.splitlines()]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Metrics of all runs, and a copy of gpt2.lisp beside tokens."""
+    folder = tmp_path_factory.mktemp("examples")
+    shutil.copy(EXAMPLES / "gpt2.lisp", folder)
+    (folder / "data").mkdir()
+    tokens = array.array("H", [(7 * i * i + i) % 512 for i in range(8_000)])
+    if sys.byteorder == "big":
+        tokens.byteswap()
+    (folder / "data" / "gpt2_tokens.bin").write_bytes(tokens.tobytes())
+    return folder
+
+
+@pytest.fixture(scope="module")
+def answers(folder: Path) -> dict[str, Answer]:
+    """All that these tests run, in one process: torch is imported once, after the explanations."""
+    lines = {
+        "explain tiny": ["explain", str(EXAMPLES / "gpt2.lisp"), "--variant", "tiny"],
+        "explain": ["explain", str(EXAMPLES / "gpt2.lisp")],
+        "gpt2": ["run", str(folder / "gpt2.lisp"), "--variant", "tiny"],
+    }
+    lines |= {name: ["run", str(EXAMPLES / f"{name}.lisp"), *words] for name, (words, _) in SHIPPED.items()}
+    for name, words in lines.items():
+        if words[0] == "run":
+            words += ["--steps", "2", "--metrics", f"jsonl:{folder / name}.jsonl"]
+    return dict(zip(lines, sexpgpu(list(lines.values())), strict=True))
 
 
 def evaluated(file: Path) -> dict[str, float]:
@@ -57,10 +97,6 @@ def evaluated(file: Path) -> dict[str, float]:
     return {
         r["name"]: r["value"] for r in records if r["type"] == "metric" and r["metadata"].get("eval") and r["step"] == 2
     }
-
-
-def two_steps(file: Path, words: Sequence[str], metrics: Path) -> list[str]:
-    return ["run", str(file), *words, "--steps", "2", "--metrics", f"jsonl:{metrics}"]
 
 
 def test_no_example_is_forgotten() -> None:
@@ -73,41 +109,28 @@ def test_no_example_is_forgotten() -> None:
 
 
 @pytest.mark.timeout(240)
-def test_two_steps_of_every_example_with_data(tmp_path: Path) -> None:
-    lines = [two_steps(EXAMPLES / f"{n}.lisp", words, tmp_path / f"{n}.jsonl") for n, (words, _) in SHIPPED.items()]
-    for (name, (_, metrics)), (rc, _, err, _, _) in zip(SHIPPED.items(), sexpgpu(lines), strict=True):
-        assert rc == 0, (name, err)
-        values = evaluated(tmp_path / f"{name}.jsonl")
-        assert set(values) == metrics, name
-        assert all(abs(v) < 1e6 for v in values.values()), (name, values)
+@pytest.mark.parametrize("name", SHIPPED)
+def test_two_steps(name: str, folder: Path, answers: dict[str, Answer]) -> None:
+    assert answers[name].rc == 0, answers[name].err
+    values = evaluated(folder / f"{name}.jsonl")
+    assert set(values) == SHIPPED[name][1]
+    assert all(abs(value) < 1e6 for value in values.values()), values
 
 
-def test_gpt2_is_explained_without_data_or_memory() -> None:
-    small, large = sexpgpu([["explain", str(EXAMPLES / "gpt2.lisp"), *words] for words in (["--variant", "tiny"], [])])
-    assert small[0] == large[0] == 0, (small[2], large[2])
-    assert "parameters of pretrain: 42,880 values" in small[1]
+def test_gpt2_is_explained_without_data_or_memory(answers: dict[str, Answer]) -> None:
+    small, large = answers["explain tiny"], answers["explain"]
+    assert small.rc == large.rc == 0, (small.err, large.err)
+    assert "parameters of pretrain: 42,880 values" in small.out
     # GPT-2's own count, the padding rows of the vocabulary added
-    assert f"parameters of pretrain: {124_439_808 + (50_304 - 50_257) * 768:,} values" in large[1]
-    for path in (
-        "gpt2/token ",
-        "gpt2/position ",
-        "gpt2/block/11/self-attention/qkv/weight ",
-        "gpt2/block/11/feed-forward/out/bias ",
-    ):
-        assert path in large[1], path
-    assert large[3] < 700 and not large[4]
+    assert f"parameters of pretrain: {124_439_808 + (50_304 - 50_257) * 768:,} values" in large.out
+    for path in ("token", "position", "block/11/self-attention/qkv/weight", "block/11/feed-forward/out/bias"):
+        assert f"gpt2/{path} " in large.out, path
+    assert large.peak < 700 and not large.torch
 
 
-def test_gpt2_trains_on_a_token_file(tmp_path: Path) -> None:
-    shutil.copy(EXAMPLES / "gpt2.lisp", tmp_path)
-    (tmp_path / "data").mkdir()
-    tokens = array.array("H", [(7 * i * i + i) % 512 for i in range(8_000)])
-    if sys.byteorder == "big":
-        tokens.byteswap()
-    (tmp_path / "data" / "gpt2_tokens.bin").write_bytes(tokens.tobytes())
-    ((rc, _, err, _, _),) = sexpgpu([two_steps(tmp_path / "gpt2.lisp", ["--variant", "tiny"], tmp_path / "m.jsonl")])
-    assert rc == 0, err
-    assert 5 < evaluated(tmp_path / "m.jsonl")["loss"] < 7.5  # near log 512 at first
+def test_gpt2_trains_on_a_token_file(folder: Path, answers: dict[str, Answer]) -> None:
+    assert answers["gpt2"].rc == 0, answers["gpt2"].err
+    assert 5 < evaluated(folder / "gpt2.jsonl")["loss"] < 7.5  # near log 512 at first
 
 
 def test_the_points_are_those_of_the_script() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -11,8 +12,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from support import HEAD, MODEL, RUN, error, loaded, traced
 
-from sexpgpu.compiler import graph_results, trajectory
-from sexpgpu.ir.text import graph_hash
+from sexpgpu.compiler import graph_results, knob_notes, trajectory
+from sexpgpu.ir.text import document, graph_hash, read_graph
 
 DIGITS = Path(__file__).parents[2] / "examples" / "digits.lisp"
 
@@ -99,8 +100,8 @@ WRONG = [
     ("E-KNOB-004", "(defknob a 1)(defknob a 2)", {}, ""),
     ("E-KNOB-008", "(defknob a/b 1)", {}, ""),
     ("E-KNOB-009", "(defvariant a :extends b)(defvariant b :extends a)", {"variant": "a"}, ""),
-    ("E-EVAL-101", HEAD + MODEL + RUN.format(":lag-every 3"), {}, "did you mean `log-every`?"),
-    ("E-EVAL-101", (HEAD + MODEL + RUN.format("")).replace(":batch batch", ":btch batch"), {}, "did you mean `batch`?"),
+    ("E-EVAL-101", HEAD + MODEL + RUN.format(":lag-every 3"), {}, "did you mean `:log-every`?"),
+    ("E-EVAL-101", (HEAD + MODEL + RUN.format("")).replace(":batch batch", ":btch batch"), {}, "did you mean `:batch`?"),
     ("E-EVAL-102", (HEAD + MODEL + RUN.format("")).replace(":loss f", ""), {}, ""),
     ("E-EVAL-107", (HEAD + MODEL + RUN.format("")).replace("batches d ", "batches e "), {}, ""),
     ("E-EVAL-107", (HEAD + MODEL + RUN.format("")).replace(":split train", ":split trian"), {}, "did you mean `train`?"),
@@ -132,3 +133,13 @@ def test_a_shape_mismatch_names_both_sides_and_their_knobs(tmp_path):
 def test_a_metric_may_not_make_parameters(tmp_path):
     text = HEAD + MODEL + "(defun g (x) (mean (linear x 2 :name \"extra\")))" + RUN.format(":metrics ((m g))")
     error(tmp_path, text, "E-EVAL-111")
+
+
+def test_the_ir_document_says_knobs_and_places_and_reads_back(tmp_path):
+    found, run = traced(tmp_path, HEAD + MODEL + RUN.format(""), steps=3, sets=("width=5",))
+    text = document(graph_results(run), run.origins, knob_notes(found))
+    assert "; knob width 5 (set --set, --set width)" in text and "; knob run/train/steps 3 (override --steps, p.lisp:7:1)" in text
+    assert re.search(r"^; %\d+ p\.lisp:5:\d+$", text, re.M), text
+    again = read_graph(text)
+    assert all(again[name] is node for name, node in graph_results(run).items())
+    assert graph_hash(again) == graph_hash(graph_results(run))

@@ -203,11 +203,11 @@ Right:
 """,
     ),
     "E-CKPT-030": Entry(
-        "export would overwrite",
+        "output would overwrite",
         """\
-The file that an export should write exists already.
+The file that an export or a prediction should write exists already.
 
-Why: Weights that were written once are not replaced by accident.
+Why: What was written once is not replaced by accident.
 
 Wrong:
     sexpgpu export runs/digits/step-100 digits.safetensors   # twice
@@ -217,11 +217,11 @@ Right:
 """,
     ),
     "E-CKPT-031": Entry(
-        "export not written",
+        "output not written",
         """\
-The file of an export could not be written: no such folder, no permission, or a full disk.
+The file of an export or a prediction could not be written: no such folder, no permission, or a full disk.
 
-Why: An export is whole or not there; one that was there before is as it was.
+Why: The file is whole or not there; one that was there before is as it was.
 
 Wrong:
     sexpgpu export runs/digits/step-100 no-such-folder/digits.safetensors
@@ -257,6 +257,34 @@ Wrong:
 
 Right:
     (defeval valid :data (batches digits :split valid :batch 128) :metrics ((loss digit-loss)))
+""",
+    ),
+    "E-CKPT-034": Entry(
+        "no function to predict with",
+        """\
+The name given to `predict` is no function of fields, or what it returns is no tensor with one row for each row of the input.
+
+Why: A prediction is computed in batches of rows, whose results are joined.
+
+Wrong:
+    sexpgpu predict digits.lisp hidden --resume runs/digits/step-100 --input x.npz --out y.npz   # a knob
+
+Right:
+    sexpgpu predict digits.lisp perceptron --resume runs/digits/step-100 --input x.npz --out y.npz
+""",
+    ),
+    "E-CKPT-035": Entry(
+        "input does not fit",
+        """\
+The input of `predict` is no npz file, lacks an array that the function takes, or has one of another shape or type.
+
+Why: Arrays reach the function by the names of its parameters; axis 0 is the row.
+
+Wrong:
+    numpy.savez("x.npz", pictures=images)   # the function is (perceptron image)
+
+Right:
+    numpy.savez("x.npz", image=images)
 """,
     ),
 }

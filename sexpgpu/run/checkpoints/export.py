@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,20 +36,9 @@ def export(found: Found, out: Path, force: bool = False) -> Exported:
 
     Raises E-CKPT-030 where `out` exists and `force` is false, E-CKPT-031 where it cannot be written.
     """
-    _refuse_taken(out, force)
+    refuse_taken(out, force)
     tensors = weights(found)
-    stage = out.with_name(f".{out.name}.tmp-{os.getpid()}")
-    try:
-        save_file(tensors, stage, metadata={"sexpgpu": _provenance(found)})
-        sync_file(stage)
-        _publish(stage, out, force)
-        sync_file(out.parent)
-    except (OSError, SafetensorError) as error:
-        raise problem("E-CKPT-031", f"{out} could not be written: {getattr(error, 'strerror', None) or error}",
-                      help="name a file in a folder that you may write to", exit_code=3) from None
-    finally:
-        with contextlib.suppress(OSError):
-            stage.unlink()
+    write_whole(out, force, lambda stage: save_file(tensors, stage, metadata={"sexpgpu": _provenance(found)}))
     return Exported(out, len(tensors), sum(t.numel() for t in tensors.values()))
 
 
@@ -85,13 +74,30 @@ def _provenance(found: Found) -> str:
     return json.dumps({"run": m.run, "run_id": m.run_id, "slug": m.slug, "step": m.step}, sort_keys=True)
 
 
-def _refuse_taken(out: Path, force: bool) -> None:
+def refuse_taken(out: Path, force: bool) -> None:
+    """E-CKPT-030 where `out` exists and `force` is false, E-CKPT-031 where it cannot be a file: before any work."""
     if out.is_dir():
-        fail("E-CKPT-031", f"{out} is a folder", help=f"name a file: {out / 'weights.safetensors'}")
+        fail("E-CKPT-031", f"{out} is a folder", help=f"name a file in it: {out / 'out'}{out.suffix}")
     if not out.parent.is_dir():
         fail("E-CKPT-031", f"the folder {out.parent} does not exist", help=f"mkdir -p {out.parent}")
     if os.path.lexists(out) and not force:
         fail("E-CKPT-030", f"{out} exists", help=("--force replaces it", "or name another file"))
+
+
+def write_whole(out: Path, force: bool, write: Callable[[Path], None]) -> None:
+    """`write` fills a file beside `out`, which then takes its name; raises E-CKPT-031 (exit 3)."""
+    stage = out.with_name(f".{out.name}.tmp-{os.getpid()}")
+    try:
+        write(stage)
+        sync_file(stage)
+        _publish(stage, out, force)
+        sync_file(out.parent)
+    except (OSError, SafetensorError) as error:
+        raise problem("E-CKPT-031", f"{out} could not be written: {getattr(error, 'strerror', None) or error}",
+                      help="name a file in a folder that you may write to", exit_code=3) from None
+    finally:
+        with contextlib.suppress(OSError):
+            stage.unlink()
 
 
 def _publish(stage: Path, out: Path, force: bool) -> None:
@@ -102,6 +108,6 @@ def _publish(stage: Path, out: Path, force: bool) -> None:
     try:
         os.link(stage, out)
     except FileExistsError:
-        _refuse_taken(out, force)
+        refuse_taken(out, force)
     except OSError:  # a file system without links
         os.replace(stage, out)
