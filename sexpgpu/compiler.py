@@ -114,6 +114,8 @@ def trajectory(traced: TracedRun, run: Run) -> dict[str, str]:
         "ema": run.ema,
         "frozen": run.frozen,
     }
+    if run.init is not None:  # the file's digest is added where it is read, as those of the data are
+        parts["init"] = run.init.renames
     return {name: hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest() for name, value in parts.items()}
 
 

@@ -31,13 +31,14 @@ def stage(name: str) -> Any:
 @click.argument("checkpoint")
 @click.argument("out", metavar="OUT.safetensors")
 @click.option("--force", is_flag=True, help="Replace OUT where it exists.")
-def command(checkpoint: str, out: str, force: bool) -> int:
+@click.option("--weights", type=click.Choice(["raw", "ema"]), default="raw", help="ema: the averaged weights (:ema).")
+def command(checkpoint: str, out: str, force: bool, weights: str) -> int:
     """Write the parameters and states of CHECKPOINT, a folder step-N, to a safetensors file."""
     found = named(checkpoint, out)
     if found.manifest.health != "healthy":
         output.report([f"{found.folder} is suspect: not every number in it is finite"])
     threads.prepare(os.environ, None, found.manifest.threads)
-    done = stage("export")(found, Path(os.getcwd()) / out, force)
+    done = stage("export")(found, Path(os.getcwd()) / out, force, weights == "ema")
     where = f"{found.manifest.slug}, step {found.manifest.step}"
     output.show(f"{printable(out)}: {done.tensors} tensors, {done.values:,} values, of {where}")
     return 0

@@ -110,6 +110,37 @@ class Eval:
 
 
 @dataclass(frozen=True)
+class KeepBest:
+    """`:keep-best (eval metric [max])`: the checkpoint of the least value, or the largest, is never removed."""
+
+    eval: str
+    metric: str
+    largest: bool = False
+
+
+@dataclass(frozen=True)
+class Init:
+    """`:init (from path :map ((new old) …))`. `path` is as written; `folder` is what it is relative to."""
+
+    path: str
+    folder: str
+    renames: tuple[tuple[str, str], ...] = ()  # both name a tensor, or both end in `**`
+    span: Span | None = None
+
+    def old_name(self, name: str) -> str:
+        """What the file calls the tensor of this outward name, by the first rule that fits."""
+        for new, old in self.renames:
+            if renames(new, name):
+                return old if new == name else old[:-2] + name[len(new) - 2 :]
+        return name
+
+
+def renames(new: str, name: str) -> bool:
+    """Whether a rule's left side takes the name, from its start: the name itself, or a prefix before `**`."""
+    return new == name or (new.endswith("**") and len(name) > len(new) - 2 and name.startswith(new[:-2]))
+
+
+@dataclass(frozen=True)
 class Run:
     """One `defrun`, its settings final (flags applied; overrides are in `Experiment.knobs`)."""
 
@@ -131,6 +162,8 @@ class Run:
     evals: tuple[Eval, ...] = ()
     ema: float | None = None  # decay of the averaged weights
     frozen: tuple[str, ...] = ()  # globs of parameters that are not trained
+    keep_best: KeepBest | None = None
+    init: Init | None = None  # weights to start from
     span: Span | None = None
 
 

@@ -6,10 +6,10 @@ from typing import Any
 
 from sexpgpu.diagnostics import suggestion
 from sexpgpu.experiment.data import batches
-from sexpgpu.experiment.model import DataSource, Eval, Metric, Run
+from sexpgpu.experiment.model import DataSource, Eval, Init, KeepBest, Metric, Run
 from sexpgpu.experiment.optimizers import ByPath, Optimizer
-from sexpgpu.experiment.schema import Given, Key, parse_keys, value_of
-from sexpgpu.forms import Form, ListForm, Symbol
+from sexpgpu.experiment.schema import Given, Key, datum, parse_keys, value_of
+from sexpgpu.forms import Form, Keyword, ListForm, Symbol
 from sexpgpu.lisp.values import Callable
 
 PRECISIONS = ("f32", "tf32", "bf16", "f64")
@@ -35,9 +35,9 @@ RUN_KEYS = {
     "ema": Key("number", "decay of averaged weights, at least 0 and below 1", minimum=0),
     "remat": Key("any", "layers recomputed in the backward pass", later=True),
     "shard": Key("any", "what is divided over ranks", later=True),
-    "keep-best": Key("any", "the best checkpoint by a metric", later=True),
+    "keep-best": Key("names", "the best checkpoint by a metric: (eval metric), or (eval metric max)", evaluated=False),
     "frozen": Key("names", "globs of parameters that are not trained", (), evaluated=False),
-    "init": Key("any", "weights to start from", later=True),
+    "init": Key("form", "weights to start from", evaluated=False),
 }
 EVAL_KEYS = {
     "data": Key("form", "the batches of an evaluation", required=True, evaluated=False),
@@ -132,8 +132,53 @@ def read_run(ev: Any, form: ListForm, env: Any, sources: dict[str, DataSource], 
         evals=chosen,
         ema=None if value["ema"] is None else float(value["ema"]),
         frozen=value["frozen"],
+        keep_best=_keep_best(ev, given["keep-best"], chosen) if "keep-best" in given else None,
+        init=_init(ev, given["init"].form, env, data.source.folder) if "init" in given else None,
         span=form.span,
     )
+
+
+def _keep_best(ev: Any, given: Given, evals: tuple[Eval, ...]) -> KeepBest:
+    """The evaluation and its metric, both of which the run must have."""
+    names, form = given.value, given.form
+    if len(names) not in (2, 3) or (len(names) == 3 and names[2] not in ("min", "max")):
+        raise ev.error("E-EVAL-104", ":keep-best is (eval metric), or (eval metric max)", form, help="for example :keep-best (valid loss)")
+    table = {e.name: e for e in evals}
+    if names[0] not in table:
+        raise ev.error("E-EVAL-107", f":keep-best: the run has no evaluation `{names[0]}`", form, help=suggestion(names[0], table, "evaluations"))
+    metrics = [m.name for m in table[names[0]].metrics]
+    if names[1] not in metrics:
+        raise ev.error("E-EVAL-107", f":keep-best: evaluation `{names[0]}` has no metric `{names[1]}`", form, help=suggestion(names[1], metrics, "metrics"))
+    return KeepBest(names[0], names[1], names[2:] == ("max",))
+
+
+def _init(ev: Any, form: Form, env: Any, folder: str) -> Init:
+    """`(from path :map ((new old) …))`; the path is evaluated, the rules are data."""
+    items = form.items if isinstance(form, ListForm) and form.head() == "from" else ()
+    mapped = len(items) == 4 and isinstance(items[2], Keyword) and items[2].name == "map"
+    if len(items) != 2 and not mapped:
+        raise ev.error("E-EVAL-104", ':init is (from "w.safetensors"), or (from "w.safetensors" :map (("new/**" "old/**")))', form)
+    path = ev.eval(items[1], env)
+    if not isinstance(path, str) or not path or "\0" in path:
+        raise ev.error("E-EVAL-103", ":init: the file's name is a string", items[1])
+    rules = datum(ev, items[3], env) if mapped else ()
+    if not isinstance(rules, tuple):
+        raise ev.error("E-EVAL-104", ':map is a list of ("new" "old")', items[3])
+    for rule in rules:
+        if not isinstance(rule, tuple) or len(rule) != 2 or not all(isinstance(name, str) and _renamable(name) for name in rule) or (
+            rule[0].endswith("**") != rule[1].endswith("**")
+        ):
+            raise ev.error(
+                "E-EVAL-104", ':map is a list of ("new" "old"): two names, or two globs that end in `**` and have no other star', items[3],
+                help='for example :map (("encoder/**" "old/encoder/**"))',
+            )
+    return Init(path, folder, rules, form.span)
+
+
+def _renamable(name: str) -> bool:
+    """A whole name, `**`, or `prefix/**`."""
+    stem = name[:-2] if name.endswith("**") else name
+    return "*" not in stem and "?" not in stem and (stem.endswith("/") or stem == "" if name.endswith("**") else bool(stem))
 
 
 def stated(ev: Any, form: ListForm, env: Any, key: str) -> Any:

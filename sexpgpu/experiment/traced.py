@@ -12,7 +12,7 @@ from typing import Any
 from sexpgpu.diagnostics import problem, suggestion
 from sexpgpu.experiment.globs import matches
 from sexpgpu.experiment.layers import Initial
-from sexpgpu.experiment.model import Batches, Eval, Metric, Run
+from sexpgpu.experiment.model import Batches, Eval, Metric, Run, renames
 from sexpgpu.experiment.optimizers import Optimizer, group_of, trace_update
 from sexpgpu.experiment.trace import Registry, Spec, Trace, text
 from sexpgpu.ir import Node, Origins
@@ -20,7 +20,6 @@ from sexpgpu.lisp.tensors import as_node
 from sexpgpu.lisp.values import Tensor
 from sexpgpu.ops import build, constant
 from sexpgpu.source import Span
-
 
 AVERAGE = "ema"  # the slot of a moving average; no optimizer's slot is bound by it
 
@@ -131,6 +130,7 @@ def trace_run(ev: Any, run: Run, samples: int) -> TracedRun:
     if not params:
         raise problem("E-EVAL-110", f"the loss of run `{run.name}` has no parameter to train", run.loss.span)
     _check_frozen(run, params)
+    _check_init(run, params | states)
     gradients, new_params, slots, new_slots, groups = {}, {}, {}, {}, {}
     averages, new_averages = {}, {}
     for name, spec in params.items():
@@ -167,6 +167,12 @@ def _check_frozen(run: Run, params: dict[str, Spec]) -> None:
     for glob in run.frozen:
         if not any(matches(glob, name) for name in params):
             raise problem("E-EVAL-107", f":frozen: the glob `{glob}` matches no parameter", run.span, help=suggestion(glob, params, "parameters"))
+
+
+def _check_init(run: Run, tensors: dict[str, Spec]) -> None:
+    for new, _ in run.init.renames if run.init else ():
+        if not any(renames(new, name) for name in tensors):
+            raise problem("E-EVAL-107", f":init: `{new}` of :map names no parameter", run.init and run.init.span, help=suggestion(new, tensors, "parameters"))
 
 
 def _learning_rates(ev: Any, groups: dict[str, Optimizer]) -> dict[str, Node]:

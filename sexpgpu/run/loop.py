@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from sexpgpu.diagnostics import SexpError, note_warning, problem
 from sexpgpu.experiment.model import Eval, Run
+from sexpgpu.run.best import Best
 from sexpgpu.run.data.feed import EvalFeed, TrainFeed
 from sexpgpu.run.events import EvalDone, Event, Finished, PhaseChanged, Saved, StepDone, Stopped, Warned
 from sexpgpu.run.program import Program, StepResult
@@ -73,12 +74,13 @@ def train(
     controls: Controls | None = None,
     save: Save | None = None,
     durable_step: int | None = None,
+    best: Best | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Iterator[Event]:
     """Steps `start_step + 1 … stop_step` of an initialised or loaded program; the last event is Finished or Stopped.
 
     `save` writes a durable checkpoint of the program as it stands (None: no location); `durable_step` is the step
-    that one holds already. Raises E-RUN-001 (exit 3) at a step that is not finite: that step changed nothing.
+    that one holds already; an evaluation that improves `best` is followed by a save. Raises E-RUN-001 (exit 3) at a step that is not finite: that step changed nothing.
     """
     controls = controls or NoControls()
     step, meter = start_step, _Meter()
@@ -93,22 +95,27 @@ def train(
         yield StepDone(step, stop_step, logged, result, meter.seconds, meter.steps, meter.samples, meter.tokens)
         if logged:
             meter = _Meter()
+        better = False
         for evaluation in run.evals:
             if _divides(evaluation.every, step) or (last and evaluation.every):
                 yield PhaseChanged("evaluating", step)
-                yield evaluate(program, evaluation, feeds.evals[evaluation.name], step, clock)
+                done = evaluate(program, evaluation, feeds.evals[evaluation.name], step, clock)
+                better = (best is not None and best.take(done)) or better
+                yield done
                 yield PhaseChanged("running", step)
         asked = controls.take_save_request()
         if asked and save is None:
             yield Warned(note_warning(
                 "E-RUN-003", "SIGUSR1 asks for a checkpoint, but this run has no location for one",
                 help="give --checkpoint-dir"))
-        if save is not None and (last or asked or _divides(run.checkpoint_every, step)):
+        if save is not None and (last or asked or better or _divides(run.checkpoint_every, step)):
             saved = False
             for event in _saving(save, step, must=last):
                 saved = saved or isinstance(event, Saved)
                 yield event
             durable_step = step if saved else durable_step
+            if better and not saved and best is not None:
+                best.undo()
     if step >= stop_step:  # also when a signal fell in the last step: nothing is left to do
         yield Finished(step)
         return

@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from sexpgpu.diagnostics import Diagnostic, SexpError, SexpErrors, problem
+from sexpgpu.run.best import Best
 from sexpgpu.run.bind import BoundData, bind
 from sexpgpu.run.checkpoints.compare import Comparison, Identity, compare, refuse
 from sexpgpu.run.checkpoints.find import Choice, Wanted, choose
 from sexpgpu.run.checkpoints.manifest import Manifest, trajectory_hash
 from sexpgpu.run.checkpoints.store import load, save, saved_schema
 from sexpgpu.run.events import Annotation, Failed, Finished, Listener, PhaseChanged, Saved, Started, Stopped
+from sexpgpu.run.initial import Weights, component, fit, open_weights, start
 from sexpgpu.run.loop import train
 from sexpgpu.run.metrics import TargetSpec, open_targets, parse_targets
 from sexpgpu.run.metrics.listener import MetricsListener
@@ -72,6 +74,8 @@ class _Session:
         self.metrics: MetricsListener | None = None
         self.store: FileStore | None = None
         self.program: Program | None = None
+        self.weights: Weights | None = None
+        self.best: Best | None = None
         self.specs: tuple[TargetSpec, ...] = ()
         self.started = False
         self.run_id = self.slug = ""
@@ -86,6 +90,10 @@ class _Session:
         if choice.found is not None and choice.found.manifest.step >= plan.run.steps:
             return self._nothing_to_do(choice)
         trajectory = dict(plan.trajectory) | {f"data {name}": d.digest for name, d in data.datasets.items()}
+        manifest = choice.found.manifest if choice.found is not None else None
+        if plan.run.init is not None and manifest is None:
+            self.weights = open_weights(plan.run.init, self.note)
+        trajectory |= component(plan.run, self.weights, manifest)
         if choice.location is not None:
             self.store = open_store(choice.location)
         self._open_metrics(choice, trajectory)
@@ -168,7 +176,10 @@ class _Session:
         if self.status is not None:
             self.status.set(device=program.device)
         if choice.found is None:
+            names = fit(self.weights, program.schema(), self.note) if self.weights is not None else {}
             program.initialise()
+            if self.weights is not None:
+                start(program, self.weights, names)
             return Comparison()
         found = choice.found
         comparison = compare(found.manifest, self._identity(program, trajectory), saved_schema(found), program.schema())
@@ -198,15 +209,17 @@ class _Session:
 
     def _loop(self, choice: Choice, data: BoundData, trajectory: dict[str, str]) -> int:
         assert self.program is not None
-        start = choice.found.manifest.step if choice.found else 0
+        first = choice.found.manifest.step if choice.found else 0
         writer = None
         if self.store is not None:
             def writer(step: int) -> Saved:
                 return self._save(step, data, trajectory)
-        durable = start if choice.found is not None and self.store is not None else None
+            if self.plan.run.keep_best is not None:
+                self.best = Best(self.plan.run.keep_best, choice.found.manifest.best if choice.found else None)
+        durable = first if choice.found is not None and self.store is not None else None
         code = 0
-        for event in train(self.program, self.plan.run, data.feeds, start, self.plan.run.steps,
-                           controls=self.signals, save=writer, durable_step=durable):
+        for event in train(self.program, self.plan.run, data.feeds, first, self.plan.run.steps,
+                           controls=self.signals, save=writer, durable_step=durable, best=self.best):
             self.emit(event)
             if isinstance(event, Stopped):
                 code = 4 if event.durable else 128 + event.signal
@@ -222,7 +235,8 @@ class _Session:
             seed=plan.run.seed, knobs=plain_knobs(plan.experiment.knobs), ir_hash=plan.ir_hash, program=self._texts(),
             data=data.digests(), versions=dict(plan.versions), device=program.device, ranks=1, threads=program.threads,
             kernels=dict(plan.kernels), trajectory=trajectory, trajectory_hash=trajectory_hash(trajectory), digest="",
-            health="healthy", files=[], steps=plan.run.steps)
+            health="healthy", files=[], steps=plan.run.steps,
+            best=self.best.record() if self.best is not None else None)
         health = save(self.store, program.state(), manifest, plan.run.keep)
         return Saved(step, str(self.store.root), health, time.monotonic() - begin)
 
@@ -250,6 +264,9 @@ class _Session:
         options, places = self.options, []
         if self.tally.saved is not None:
             places.append(("checkpoint", f"{self.tally.saved.location}/step-{self.tally.saved.step}"))
+            best = self.best.record() if self.best is not None else None
+            if best is not None:
+                places.append(("best", f"step-{best['step']} ({best['eval']} {best['metric']} {best['value']:.4g})"))
         elif self.store is None:
             places.append(("checkpoint", "none (give --checkpoint-dir to keep the weights)"))
         texts = [spec.text for spec in self.specs] or ["none (--metrics jsonl:metrics.jsonl)"]

@@ -11,6 +11,7 @@ from sexpgpu.run.checkpoints.compare import Comparison, Identity, compare, refus
 from sexpgpu.run.checkpoints.find import Found
 from sexpgpu.run.checkpoints.store import load, saved_schema
 from sexpgpu.run.events import EvalDone
+from sexpgpu.run.initial import component
 from sexpgpu.run.loop import evaluate
 from sexpgpu.run.options import RunPlan
 from sexpgpu.run.plain import plain_knobs
@@ -44,7 +45,8 @@ def restore(found: Found, plan: RunPlan, data: Mapping[str, str], accept: bool) 
     """The compiled program with the checkpoint's tensors. `data`: the data's part of the trajectory."""
     program = plan.compile()
     texts = {text.name: hashlib.sha256(text.text.encode()).hexdigest() for text in plan.experiment.texts}
-    now = Identity(plan.run.name, dict(plan.trajectory) | dict(data), plain_knobs(plan.experiment.knobs), texts,
+    now = Identity(plan.run.name, dict(plan.trajectory) | dict(data) | component(plan.run, None, found.manifest),
+                   plain_knobs(plan.experiment.knobs), texts,
                    plan.versions, program.device, 1, program.threads)
     comparison = compare(found.manifest, now, saved_schema(found), program.schema())
     refuse(comparison, str(found.folder), accept)

@@ -62,32 +62,14 @@ def sexpgpu(lines: Sequence[Sequence[str]]) -> list[Answer]:
     return [Answer(*json.loads(line)) for line in done.stdout.splitlines()]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Metrics of all runs, and a copy of gpt2.lisp beside tokens."""
-    folder = tmp_path_factory.mktemp("examples")
-    shutil.copy(EXAMPLES / "gpt2.lisp", folder)
+def with_tokens(folder: Path) -> Path:
+    """A copy of gpt2.lisp beside a token file."""
     (folder / "data").mkdir()
     tokens = array.array("H", [(7 * i * i + i) % 512 for i in range(8_000)])
     if sys.byteorder == "big":
         tokens.byteswap()
     (folder / "data" / "gpt2_tokens.bin").write_bytes(tokens.tobytes())
-    return folder
-
-
-@pytest.fixture(scope="module")
-def answers(folder: Path) -> dict[str, Answer]:
-    """All that these tests run, in one process: torch is imported once, after the explanations."""
-    lines = {
-        "explain tiny": ["explain", str(EXAMPLES / "gpt2.lisp"), "--variant", "tiny"],
-        "explain": ["explain", str(EXAMPLES / "gpt2.lisp")],
-        "gpt2": ["run", str(folder / "gpt2.lisp"), "--variant", "tiny"],
-    }
-    lines |= {name: ["run", str(EXAMPLES / f"{name}.lisp"), *words] for name, (words, _) in SHIPPED.items()}
-    for name, words in lines.items():
-        if words[0] == "run":
-            words += ["--steps", "2", "--metrics", f"jsonl:{folder / name}.jsonl"]
-    return dict(zip(lines, sexpgpu(list(lines.values())), strict=True))
+    return Path(shutil.copy(EXAMPLES / "gpt2.lisp", folder))
 
 
 def evaluated(file: Path) -> dict[str, float]:
@@ -109,16 +91,24 @@ def test_no_example_is_forgotten() -> None:
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("name", SHIPPED)
-def test_two_steps(name: str, folder: Path, answers: dict[str, Answer]) -> None:
-    assert answers[name].rc == 0, answers[name].err
-    values = evaluated(folder / f"{name}.jsonl")
-    assert set(values) == SHIPPED[name][1]
-    assert all(abs(value) < 1e6 for value in values.values()), values
+def test_two_steps_of_every_example(tmp_path: Path) -> None:
+    """One process for all of them, so that torch is imported once."""
+    files = {name: EXAMPLES / f"{name}.lisp" for name in SHIPPED} | {"gpt2": with_tokens(tmp_path)}
+    words = {name: words for name, (words, _) in SHIPPED.items()} | {"gpt2": ["--variant", "tiny"]}
+    expected = {name: metrics for name, (_, metrics) in SHIPPED.items()} | {"gpt2": {"loss"}}
+    ends = ["--steps", "2", "--metrics"]
+    lines = [["run", str(files[n]), *words[n], *ends, f"jsonl:{tmp_path / n}.jsonl"] for n in files]
+    for name, answer in zip(files, sexpgpu(lines), strict=True):
+        assert answer.rc == 0, (name, answer.err)
+        values = evaluated(tmp_path / f"{name}.jsonl")
+        assert set(values) == expected[name], name
+        assert all(abs(value) < 1e6 for value in values.values()), (name, values)
+    assert 5 < evaluated(tmp_path / "gpt2.jsonl")["loss"] < 7.5  # near log 512 at first
 
 
-def test_gpt2_is_explained_without_data_or_memory(answers: dict[str, Answer]) -> None:
-    small, large = answers["explain tiny"], answers["explain"]
+def test_gpt2_is_explained_without_data_or_memory() -> None:
+    file = str(EXAMPLES / "gpt2.lisp")
+    small, large = sexpgpu([["explain", file, "--variant", "tiny"], ["explain", file]])
     assert small.rc == large.rc == 0, (small.err, large.err)
     assert "parameters of pretrain: 42,880 values" in small.out
     # GPT-2's own count, the padding rows of the vocabulary added
@@ -126,11 +116,6 @@ def test_gpt2_is_explained_without_data_or_memory(answers: dict[str, Answer]) ->
     for path in ("token", "position", "block/11/self-attention/qkv/weight", "block/11/feed-forward/out/bias"):
         assert f"gpt2/{path} " in large.out, path
     assert large.peak < 700 and not large.torch
-
-
-def test_gpt2_trains_on_a_token_file(folder: Path, answers: dict[str, Answer]) -> None:
-    assert answers["gpt2"].rc == 0, answers["gpt2"].err
-    assert 5 < evaluated(folder / "gpt2.jsonl")["loss"] < 7.5  # near log 512 at first
 
 
 def test_the_points_are_those_of_the_script() -> None:

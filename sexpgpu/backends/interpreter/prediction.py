@@ -10,7 +10,7 @@ import torch
 
 from sexpgpu.backends.interpreter.program import Compiled, InterpreterProgram
 from sexpgpu.ir import Node
-from sexpgpu.passes.autodiff import expand_gradients
+from sexpgpu.passes.expand import expand_gradients
 from sexpgpu.passes.precision import apply_precision
 from sexpgpu.passes.simplify import simplify
 

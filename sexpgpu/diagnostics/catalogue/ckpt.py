@@ -287,4 +287,18 @@ Right:
     numpy.savez("x.npz", image=images)
 """,
     ),
+    "E-CKPT-036": Entry(
+        "no averaged weights",
+        """\
+`--weights ema` asks for averaged weights, and the checkpoint has none.
+
+Why: A run keeps moving averages only where it says `:ema`.
+
+Wrong:
+    sexpgpu export runs/digits/step-100 digits.safetensors --weights ema   # a run without :ema
+
+Right:
+    sexpgpu export runs/digits/step-100 digits.safetensors
+""",
+    ),
 }

@@ -344,4 +344,60 @@ Right:
     {"x": [1, 2, 0]}
 """,
     ),
+    "E-DATA-040": Entry(
+        "weights to start from not found",
+        """\
+The file that `:init` names is not there or cannot be read.
+
+Why: A path in the file is relative to the file's folder, not to where you are.
+
+Wrong:
+    :init (from "w.safetensors")     ; the file lies in weights/
+
+Right:
+    :init (from "weights/w.safetensors")
+""",
+    ),
+    "E-DATA-041": Entry(
+        "not a whole safetensors file",
+        """\
+The file that `:init` names is not in the safetensors format, or it was cut.
+
+Why: Weights are read from safetensors only; other formats keep a pickle, which can run any program. The header is at most 64 MiB.
+
+Wrong:
+    :init (from "model.pt")
+
+Right:
+    :init (from "model.safetensors")   ; written by `sexpgpu export` or by the safetensors library
+""",
+    ),
+    "E-DATA-042": Entry(
+        "weights do not fit",
+        """\
+Tensors of the file that `:init` names have another shape or another kind of number than the program's of the same name.
+
+Why: Nothing is cut, filled up or rounded silently. A name that is not in the file keeps its own initial value.
+
+Wrong:
+    (linear x 10 :name "out")      ; the file's out/weight is [128 1000]
+
+Right:
+    (linear x 10 :name "digits")   ; starts from its own initial value
+""",
+    ),
+    "E-DATA-043": Entry(
+        "no weights taken",
+        """\
+None of the program's parameters is in the file that `:init` names.
+
+Why: The run would start from scratch although weights were asked for; the names differ.
+
+Wrong:
+    :init (from "w.safetensors")   ; it has old/encoder/…, and the program encoder/…
+
+Right:
+    :init (from "w.safetensors" :map (("encoder/**" "old/encoder/**")))
+""",
+    ),
 }

@@ -63,18 +63,18 @@ def _schema_differences(saved: Schema, schema: Schema) -> list[str]:
         elif name not in schema:
             lines.append(f"{name}: the checkpoint has it, the program has not")
         elif (saved[name][0], tuple(saved[name][1])) != (schema[name][0], tuple(schema[name][1])):
-            lines.append(f"{name}: {_type(saved[name])} in the checkpoint, {_type(schema[name])} in the program")
+            lines.append(f"{name}: {type_text(saved[name])} in the checkpoint, {type_text(schema[name])} in the program")
     return lines
 
 
-def _type(kind: tuple[str, tuple[int, ...]]) -> str:
+def type_text(kind: tuple[str, tuple[int, ...]]) -> str:
     return f"{kind[0]}[{' '.join(map(str, kind[1]))}]"
 
 
 def _knob_differences(manifest: Manifest, now: Identity) -> list[str]:
     lines = []
     for name in sorted(set(manifest.knobs) | set(now.knobs)):
-        if name == f"run/{now.run}/steps":  # said as `:steps`
+        if name in (f"run/{manifest.run}/steps", f"run/{now.run}/steps"):  # said as `:steps`
             continue
         old, new = (knobs.get(name, {}).get("value", "absent") for knobs in (manifest.knobs, now.knobs))
         if old != new:

@@ -18,7 +18,7 @@ from sexpgpu.run.checkpoints.find import Found
 from sexpgpu.run.checkpoints.store import saved_schema
 from sexpgpu.run.storage.file import sync_file
 
-#: what a tensor of a checkpoint may stand for in an export; `opt/` stays behind
+#: what an export takes of a checkpoint; `opt/` stays behind
 KINDS = ("param/", "state/")
 
 
@@ -31,20 +31,25 @@ class Exported:
     values: int
 
 
-def export(found: Found, out: Path, force: bool = False) -> Exported:
+def export(found: Found, out: Path, force: bool = False, averaged: bool = False) -> Exported:
     """Parameters and states of a verified checkpoint in `out`, which is whole or not there.
 
     Raises E-CKPT-030 where `out` exists and `force` is false, E-CKPT-031 where it cannot be written.
     """
     refuse_taken(out, force)
-    tensors = weights(found)
-    write_whole(out, force, lambda stage: save_file(tensors, stage, metadata={"sexpgpu": _provenance(found)}))
+    tensors = weights(found, averaged)
+    write_whole(out, force, lambda stage: save_file(tensors, stage, metadata={"sexpgpu": _provenance(found, averaged)}))
     return Exported(out, len(tensors), sum(t.numel() for t in tensors.values()))
 
 
-def weights(found: Found) -> dict[str, torch.Tensor]:
-    """Outward path -> tensor, in the order of names; raises E-CKPT-002."""
+def weights(found: Found, averaged: bool = False) -> dict[str, torch.Tensor]:
+    """Outward path -> tensor, in the order of names; raises E-CKPT-002.
+
+    `averaged`: moving averages in place of the parameters that have one; E-CKPT-036 where none has.
+    """
     names = _outward(found, saved_schema(found))
+    if averaged:
+        names = _averages(found, names, saved_schema(found))
     return dict(sorted((names[full], tensor) for full, tensor in _read(found, names)))
 
 
@@ -53,6 +58,14 @@ def _outward(found: Found, full: Mapping[str, object]) -> dict[str, str]:
     if len(set(names.values())) != len(names) or not all(names.values()):
         fail("E-CKPT-002", f"the checkpoint {found.folder} names its tensors in an odd way")
     return names
+
+
+def _averages(found: Found, names: Mapping[str, str], full: Mapping[str, object]) -> dict[str, str]:
+    averages = {name: name.removeprefix("ema/") for name in full if name.startswith("ema/")}
+    if not averages:
+        fail("E-CKPT-036", f"the checkpoint {found.folder} has no averaged weights", help="leave --weights ema out")
+    taken = {f"param/{path}" for path in averages.values()}
+    return {name: path for name, path in names.items() if name not in taken} | averages
 
 
 def _read(found: Found, names: Mapping[str, str]) -> Iterator[tuple[str, torch.Tensor]]:
@@ -68,10 +81,11 @@ def _read(found: Found, names: Mapping[str, str]) -> Iterator[tuple[str, torch.T
             raise problem("E-CKPT-002", f"the checkpoint file {path} cannot be read: {error}") from None
 
 
-def _provenance(found: Found) -> str:
+def _provenance(found: Found, averaged: bool) -> str:
     """Where the weights come from: one key, because the format keeps several in no fixed order."""
     m = found.manifest
-    return json.dumps({"run": m.run, "run_id": m.run_id, "slug": m.slug, "step": m.step}, sort_keys=True)
+    said = {"run": m.run, "run_id": m.run_id, "slug": m.slug, "step": m.step, "weights": "ema" if averaged else "raw"}
+    return json.dumps(said, sort_keys=True)
 
 
 def refuse_taken(out: Path, force: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -16,6 +17,7 @@ FORMAT = 1
 NAME = "manifest.json"
 MAX_BYTES = 64 << 20
 _FILE = re.compile(r"[A-Za-z0-9._-]+", re.ASCII)
+OPTIONAL = {"parent", "steps", "best"}
 _SHA = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 
@@ -46,6 +48,7 @@ class Manifest:
     parent: Mapping[str, Any] | None = None
     format: int = FORMAT
     steps: int | None = field(default=None)
+    best: Mapping[str, Any] | None = None  # eval, metric, largest, step, value (`:keep-best`)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=1, sort_keys=True, allow_nan=False) + "\n"
@@ -91,13 +94,13 @@ def _manifest(raw: Any) -> Manifest:
     if not isinstance(raw, dict):
         raise Torn(f"{NAME} is no object")
     known = {f.name: f for f in fields(Manifest)}
-    missing = sorted(set(known) - set(raw) - {"parent", "steps"})
+    missing = sorted(set(known) - set(raw) - OPTIONAL)
     if missing:
         raise Torn(f"{NAME} lacks {', '.join(missing)}")
     kinds: dict[str, type | tuple[type, ...]] = {
         "step": int, "seed": int, "ranks": int, "threads": int, "files": list, "program": list,
         "cursor": dict, "knobs": dict, "data": dict, "versions": dict, "kernels": dict, "trajectory": dict}
-    for name in set(known) - {"parent", "steps", "format"}:
+    for name in set(known) - OPTIONAL - {"format"}:
         value, kind = raw[name], kinds.get(name, str)
         if not isinstance(value, kind) or isinstance(value, bool):
             raise Torn(f"{NAME}: `{name}` is not of its type")
@@ -105,7 +108,18 @@ def _manifest(raw: Any) -> Manifest:
         raise Torn(f"{NAME}: step or threads out of range")
     if raw["health"] not in ("healthy", "suspect") or not raw["files"]:
         raise Torn(f"{NAME}: health or files are not as they should be")
+    _check_best(raw.get("best"))
     return Manifest(**{name: raw[name] for name in known if name in raw})
+
+
+def _check_best(best: Any) -> None:
+    kinds = {"eval": str, "metric": str, "largest": bool, "step": int, "value": float}
+    if best is None:
+        return
+    if not isinstance(best, dict) or any(type(best.get(name)) is not kind for name, kind in kinds.items()):
+        raise Torn(f"{NAME}: `best` is not as it should be")
+    if best["step"] < 0 or not math.isfinite(best["value"]):
+        raise Torn(f"{NAME}: `best` is out of range")
 
 
 def _check_file(folder: Path, entry: Any) -> None:

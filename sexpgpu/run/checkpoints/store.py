@@ -46,17 +46,17 @@ def save(store: FileStore, state: Mapping[str, torch.Tensor], manifest: Manifest
             shutil.rmtree(stage, ignore_errors=True)
         raise problem("E-CKPT-012", f"the checkpoint of step {manifest.step} in {store.root} could not be written: "
                       f"{getattr(error, 'strerror', None) or error}", exit_code=3) from None
-    prune(store, manifest.run_id, keep)
+    prune(store, manifest.run_id, keep, None if manifest.best is None else manifest.best["step"])
     return filled.health
 
 
-def prune(store: FileStore, run_id: str, keep: int) -> None:
-    """Leaves the newest `keep` of this run, and the newest healthy one whatever its age."""
+def prune(store: FileStore, run_id: str, keep: int, best: int | None = None) -> None:
+    """Leaves the newest `keep` of this run, and the newest healthy one and the one of step `best` whatever their age."""
     ours = [found for found in whole(store.root)[0] if found.manifest.run_id == run_id]
     stays = {found.manifest.step for found in ours[: max(1, keep)]}
     healthy = [found.manifest.step for found in ours if found.manifest.health == "healthy"]
     for found in ours:
-        if found.manifest.step not in stays | set(healthy[:1]):
+        if found.manifest.step not in stays | set(healthy[:1]) | {best}:
             try:
                 store.remove(found.manifest.step)
             except OSError:
@@ -111,12 +111,19 @@ def saved_schema(found: Found) -> dict[str, tuple[str, tuple[int, ...]]]:
     schema: dict[str, tuple[str, tuple[int, ...]]] = {}
     for path in _paths(found):
         try:
-            for name, entry in _header(path).items():
-                if name != "__metadata__":
-                    dtype = DTYPES.get(entry["dtype"], str(entry["dtype"]))
-                    schema[name] = (dtype, tuple(int(size) for size in entry["shape"]))
+            schema |= file_schema(path)
         except (Torn, OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise problem("E-CKPT-002", f"the checkpoint file {path} cannot be read: {error}") from None
+    return schema
+
+
+def file_schema(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Of one safetensors file. Raises Torn, OSError, ValueError, KeyError, TypeError or RecursionError."""
+    schema = {}
+    for name, entry in _header(path).items():
+        if name != "__metadata__":
+            dtype = DTYPES.get(entry["dtype"], str(entry["dtype"]))
+            schema[name] = (dtype, tuple(int(size) for size in entry["shape"]))
     return schema
 
 
