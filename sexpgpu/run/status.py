@@ -52,7 +52,7 @@ class StatusFile:
             self._replace()
         except OSError as error:
             fail("E-RUN-020", f"the status file {path} cannot be written: {error.strerror or error}",
-                 help="name a file in a folder that exists and that you may write to")
+                 help="name a file in a folder that you may write to")
         self._thread = threading.Thread(target=self._beat, args=(heartbeat,), name="status", daemon=True)
         self._thread.start()
 

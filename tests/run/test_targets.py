@@ -40,7 +40,8 @@ def test_files_that_cannot_be_used(tmp_path):
     def target(name):
         return lambda: open_targets(parse_targets(f"jsonl:{tmp_path / name}"), "id", None)
 
-    assert code_of(target("no/where.jsonl")) == "E-RUN-013"
+    (tmp_path / "plain").write_text("")
+    assert code_of(target("plain/where.jsonl")) == "E-RUN-013"
     for name, text in (("notes.txt", "dear diary\n"), ("half.txt", "dear diary"), ("list.json", "[1]\n")):
         (tmp_path / name).write_text(text)
         assert code_of(target(name)) == "E-RUN-013"
@@ -89,7 +90,8 @@ def test_status_is_valid_at_every_moment(tmp_path):
 
 
 def test_status_not_writable(tmp_path):
-    assert code_of(lambda: StatusFile(tmp_path / "no" / "s.json")) == "E-RUN-020"
+    (tmp_path / "plain").write_text("")
+    assert code_of(lambda: StatusFile(tmp_path / "plain" / "s.json")) == "E-RUN-020"
     assert code_of(lambda: StatusFile(tmp_path)) == "E-RUN-020"
     assert code_of(lambda: StatusFile(os.devnull)) == "E-RUN-020"
 
@@ -117,3 +119,9 @@ def test_every_code_has_a_page():
         for code, known in module.CODES.items():
             assert entry(code) == known and known.title
             assert "Wrong:" in known.page and "Right:" in known.page and "Why:" in known.page
+
+
+def test_folders_of_a_metrics_or_status_file_are_made(tmp_path):
+    open_targets(parse_targets(f"jsonl:{tmp_path / 'a' / 'b' / 'm.jsonl'}", "/w"), "id", None)
+    StatusFile(tmp_path / "c" / "d" / "s.json").close()
+    assert (tmp_path / "a/b/m.jsonl").exists() and (tmp_path / "c/d/s.json").exists()

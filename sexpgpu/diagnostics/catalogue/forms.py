@@ -21,8 +21,8 @@ EVAL: dict[str, Entry] = {
 }
 
 RUN: dict[str, Entry] = {
-    "E-RUN-101": Entry("several runs", "The file has several runs, and the command names none.\n\nWrong: `sexpgpu run file.lisp`\nRight: `sexpgpu run file.lisp train`"),
-    "E-RUN-102": Entry("unknown run", "The file has no run of this name.\n\nWrong: `sexpgpu run file.lisp trian`\nRight: `sexpgpu run file.lisp train`"),
-    "E-RUN-103": Entry("no run", "The file defines no run, so there is nothing to do.\n\nRight: `(defrun train :data … :loss … :optimizer … :steps 100)`"),
-    "E-RUN-104": Entry("batch does not divide", "A batch is cut into equal micro-batches.\n\nWrong: `:accumulate 3` with `:batch 64`\nRight: `:accumulate 4`"),
+    "E-RUN-101": Entry("several runs", "The file has several runs, and the command names none.\n\nWhy: runs share no weights, so there is no one to prefer.\n\nWrong: `sexpgpu run file.lisp`\nRight: `sexpgpu run file.lisp train`"),
+    "E-RUN-102": Entry("unknown run", "The file has no run of this name.\n\nWhy: a misspelling, or a run of another file.\n\nWrong: `sexpgpu run file.lisp trian`\nRight: `sexpgpu run file.lisp train`"),
+    "E-RUN-103": Entry("no run", "The file defines no run, so there is nothing to do.\n\nWhy: a file of definitions is meant to be imported.\n\nWrong: a file of layers alone\nRight: `(defrun train :data … :loss … :optimizer … :steps 100)`"),
+    "E-RUN-104": Entry("batch does not divide", "A batch is cut into equal micro-batches.\n\nWhy: unequal parts would weigh samples unequally.\n\nWrong: `:accumulate 3` with `:batch 64`\nRight: `:accumulate 4`"),
 }

@@ -84,7 +84,7 @@ class JsonlTarget:
             return os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
             fail("E-RUN-013", f"the metrics file {self.path} cannot be opened: {error.strerror}",
-                 help="name a file in a folder that exists and that you may write to")
+                 help="name a file in a folder that you may write to")
 
     def _lock(self) -> None:
         try:
