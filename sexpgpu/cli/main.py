@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import platform
 import re
@@ -53,6 +54,9 @@ def cli() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """The entry point: runs a command, ends the process."""
+    for name in ("stdout", "stderr"):  # closed by the caller (`>&-`): nobody listens
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - for the process's life
     code = perform(list(sys.argv[1:] if arguments is None else arguments))
     for number in (signal.SIGINT, signal.SIGTERM):  # the code is decided: a signal during Python's own end changes nothing
         signal.signal(number, signal.SIG_IGN)
@@ -94,6 +98,9 @@ def failed(error: Exception, arguments: Sequence[str]) -> int:
         return 130
     if isinstance(error, click.ClickException):
         output.report([usage(error)])
+        return 2
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        output.report([problem("E-ENV-012", "the output cannot be written: no space left on the device", help="free some space").diagnostic])
         return 2
     if _out_of_memory(error):
         help_ = ("try a smaller :batch, or cut it with :accumulate",)

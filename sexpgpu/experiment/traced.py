@@ -12,7 +12,7 @@ from typing import Any
 from sexpgpu.diagnostics import problem, suggestion
 from sexpgpu.experiment.globs import matches
 from sexpgpu.experiment.layers import Initial
-from sexpgpu.experiment.model import Batches, Eval, Metric, Run, renames
+from sexpgpu.experiment.model import Batches, Eval, Field, Metric, Run, renames
 from sexpgpu.experiment.optimizers import Optimizer, group_of, trace_update
 from sexpgpu.experiment.trace import Registry, Spec, Trace, text
 from sexpgpu.ir import Node, Origins
@@ -89,15 +89,24 @@ def trace_entry(ev: Any, metric: Metric, data: Batches, samples: int, registry: 
                 "E-EVAL-109", f"`{metric.name}` takes a field `{name}`, and the source `{data.source.name}` has none", metric.function.span or metric.span,
                 help=suggestion(name, known, f"fields of {data.source.name}"),
             )
-        f = known[name]
-        args.append(Tensor(build("input", name=name, dtype=f.dtype, shape=(samples, *f.shape), batch=True)))
+        args.append(_field(known[name], samples))
+    given = len(parameters.required) == len(args)
+    for name, _default in parameters.optional:  # a parameter with a default takes the field of its name where there is one
+        given = given and name in known
+        if given:
+            args.append(_field(known[name], samples))
+    kwargs = {name: _field(known[name], samples) for name, _default in parameters.keys if name in known}
     before, ev.trace = ev.trace, trace
     try:
-        value = ev.call(metric.function, args, {}, metric.span)
+        value = ev.call(metric.function, args, kwargs, metric.span)
         trace.close()
     finally:
         ev.trace = before
     return _entry(metric, value, samples), trace
+
+
+def _field(field_: Field, samples: int) -> Tensor:
+    return Tensor(build("input", name=field_.name, dtype=field_.dtype, shape=(samples, *field_.shape), batch=True))
 
 
 def _entry(metric: Metric, value: Any, samples: int) -> Entry:

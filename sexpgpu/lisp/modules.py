@@ -161,6 +161,8 @@ def _imported(form: Form) -> list[Literal]:
 
 def _read_text(path: Path, shown: str, span: Span | None) -> str:
     try:
+        if path.exists() and not path.is_file():  # a pipe would be waited for without end
+            fail("E-READ-014", f"`{shown}` is not a plain file", span, help="give the path of a program's text")
         if path.stat().st_size > MAX_BYTES:
             fail("E-READ-014", f"`{shown}` is larger than {MAX_BYTES:,} bytes", span, help="keep data in data files")
         return path.read_bytes().decode("utf-8")

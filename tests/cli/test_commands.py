@@ -243,3 +243,22 @@ def test_a_dry_run_goes_through_everything_and_leaves_nothing(tmp_path: Path) ->
     assert done.returncode == 0, done.stderr
     assert "step 2/2" in done.stderr and "eval valid" in done.stderr and "saved" in done.stderr
     assert sorted(p.relative_to(tmp_path) for p in tmp_path.rglob("*")) == before
+
+
+def test_a_pipe_is_no_program_and_a_full_output_is_no_bug(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    done = sexpgpu("run", str(tmp_path / "pipe"))
+    assert done.returncode == 2 and "E-READ-014" in done.stderr
+    if Path("/dev/full").exists():
+        command = [sys.executable, "-m", "sexpgpu", "explain", DIGITS]
+        with open("/dev/full", "w") as full:
+            ended = subprocess.run(command, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+        assert ended.returncode == 2 and "E-ENV-012" in ended.stderr, ended.stderr
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-"])
+def test_closed_streams_are_no_bug(closed: str) -> None:
+    line = f"{shlex.quote(sys.executable)} -m sexpgpu explain {DIGITS} {closed}"
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(["bash", "-c", line], cwd=ROOT, env=environ, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and "Traceback" not in done.stderr

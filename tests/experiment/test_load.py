@@ -143,3 +143,11 @@ def test_the_ir_document_says_knobs_and_places_and_reads_back(tmp_path):
     again = read_graph(text)
     assert all(again[name] is node for name, node in graph_results(run).items())
     assert graph_hash(again) == graph_hash(graph_results(run))
+
+
+def test_fields_reach_parameters_with_defaults_by_name(tmp_path):
+    text = HEAD + "(defun f (x &optional (label nil)) (cross-entropy (linear x 5) label))" + RUN.format("")
+    keyed = HEAD + "(defun f (x &key (label nil) (scale 2)) (* scale (cross-entropy (linear x 5) label)))" + RUN.format("")
+    for program in (text, keyed):
+        _, run = traced(tmp_path, program)
+        assert "linear/weight" in run.params

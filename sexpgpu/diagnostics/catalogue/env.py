@@ -43,6 +43,11 @@ divided by commas. A comma that belongs to a path is written `\,`. Without a tar
         """A warning: a variable begins with `SEXPGPU_` or `FLASHCART_` and is none that SexpGPU reads, so it has no
 effect. Most often it is a misspelling; the message names the nearest variable there is.""",
     ),
+    "E-ENV-012": Entry(
+        "no space left",
+        """What a command prints could not be written, because the disk that its output goes to is full. Free some space,
+or send the output elsewhere.""",
+    ),
     "E-ENV-011": Entry(
         "package missing",
         """`sexpgpu doctor` did not find a package that SexpGPU needs. Installing SexpGPU with pip brings all of them; a
