@@ -140,7 +140,7 @@ The checkpoint location cannot be made or written.
 Why: It is found before the first step rather than after the last.
 
 Wrong:
-    --checkpoint-dir /root/x
+    --checkpoint-dir /system/x
 
 Right:
     --checkpoint-dir checkpoints
