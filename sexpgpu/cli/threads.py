@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import MutableMapping
 
-# The rule of backends/interpreter/threads.py, which cannot be imported before torch; a test holds the two together.
+# The one rule: it must be known before torch is imported, so it lives here and not in the backend.
 SMALL_STEP = 200_000_000
 PER_THREAD = 100_000_000
 MOST = 32

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
@@ -185,4 +184,3 @@ class Experiment:
     evals: dict[str, Eval]
     variant: str | None = None
     warnings: tuple[Any, ...] = ()
-    tracer: Callable[..., Any] | None = None

@@ -6,7 +6,7 @@ functions by parameter name.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from sexpgpu.diagnostics import problem, suggestion
@@ -73,7 +73,6 @@ class TracedRun:
     origins: Origins
     registry: Registry
     warnings: tuple[str, ...] = ()
-    labels: dict[str, int] = field(default_factory=dict)
 
 
 def trace_entry(ev: Any, metric: Metric, data: Batches, samples: int, registry: Registry, training: bool, decides: bool) -> tuple[Entry, Trace]:

@@ -13,6 +13,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from support import HEAD, MODEL, RUN, error, loaded
 from test_program import batch, made
 
+from sexpgpu.compiler import train_graph, trajectory
+
 BY_PATH = RUN.replace("(adamw :lr 1e-3)", '(by-path ("**/bias" (sgd :lr 0.5)) (else (sgd :lr 0.25)))')
 
 
@@ -70,8 +72,6 @@ def test_wrong_groups(tmp_path, code, text):
 
 
 def test_frozen_and_ema_change_the_trajectory(tmp_path):
-    from sexpgpu.compiler import train_graph, trajectory
-
     hashes = set()
     for extra in ("", ":ema 0.5", ':frozen ("model/in/**")'):
         found = loaded(tmp_path, HEAD + MODEL + RUN.format(extra))

@@ -8,7 +8,7 @@ import time
 import pytest
 import torch
 
-from sexpgpu.backends.interpreter import Executable, choose_threads, emit
+from sexpgpu.backends.interpreter import Executable, emit
 from sexpgpu.ir import TensorType, intern
 from sexpgpu.ir.text import TextProblem, graph_hash, graph_text, read_graph
 from sexpgpu.ops import build, constant
@@ -150,9 +150,3 @@ def test_buffers_are_freed_after_their_last_use():
     y = build("exp", build("sin", build("exp", a)))
     source, _ = emit.emit({"y": y}, [a])
     assert source.count("del ") == 3
-
-
-def test_threads():
-    assert choose_threads(64, 1_000_000) == 1
-    assert choose_threads(4, 10**12) == 4 and choose_threads(64, 10**12) == 32
-    assert [choose_threads(16, n) for n in (10**8, 4 * 10**8, 10**10)] == [1, 4, 16]

@@ -11,7 +11,6 @@ import hashlib
 import io
 import math
 import re
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ import numpy as np
 from sexpgpu.diagnostics import fail, suggestion
 from sexpgpu.experiment.model import DataSource, Field
 from sexpgpu.run.data.dataset import Dataset
+from sexpgpu.run.data.files import read_bytes, unpacked
 
 DTYPES = {
     "f32": np.float32, "f64": np.float64, "f16": np.float16, "i32": np.int32, "i64": np.int64,
@@ -57,39 +57,10 @@ class _Table:
 
 def read(source: DataSource, path: Path) -> Dataset:
     """The whole file. Errors: E-DATA-001 … 012."""
-    raw = _bytes(source, path)
-    table = _table(source, _text(source, _unpacked(source, path, raw)))
+    raw = read_bytes(source, path)
+    table = _table(source, _text(source, unpacked(source, path, raw)))
     fields = {field.name: _field(table, field) for field in source.fields}
     return Dataset(source, fields, hashlib.sha256(raw).hexdigest(), len(table.columns[0]))
-
-
-def _bytes(source: DataSource, path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        near: tuple[str, ...] = ()
-        if isinstance(error, FileNotFoundError) and path.parent.is_dir():
-            near = suggestion(path.name, [p.name for p in path.parent.iterdir() if p.is_file()], "files there")
-        reason = "there is no such file" if isinstance(error, FileNotFoundError) else (error.strerror or str(error))
-        fail("E-DATA-001", f"data `{source.name}`: {path}: {reason}", source.location_span or source.span, help=near)
-
-
-def _unpacked(source: DataSource, path: Path, raw: bytes) -> bytes:
-    """Gzip by its magic bytes or the name's `.gz`; several members in a row are one text."""
-    if raw[:2] != b"\x1f\x8b" and path.suffix != ".gz":
-        return raw
-    out, rest = [], raw
-    try:
-        while rest.strip(b"\0"):
-            member = zlib.decompressobj(wbits=31)
-            out.append(member.decompress(rest) + member.flush())
-            if not member.eof:
-                raise EOFError("it ends early: the file was cut")
-            rest = member.unused_data
-    except (zlib.error, EOFError) as error:
-        fail("E-DATA-005", f"{source.location} is not a whole gzip file ({error})", source.location_span or source.span,
-             help="fetch or write the file again")
-    return b"".join(out)
 
 
 def _text(source: DataSource, data: bytes) -> str:
