@@ -59,14 +59,27 @@ The states `mean` and `variance` follow those of training by :momentum and stand
           (+ (* (normalize x :axis others :eps eps) weight) bias))
         (+ (* (* (- x (along-axis old-mean place axes)) (rsqrt (+ (along-axis old-variance place axes) eps))) weight) bias))))
 
+(defun same-padding (x sizes dilation)
+  "x [n c …] padded by zeros so that a convolution of stride 1 with a kernel of `sizes` keeps its spatial sizes; where the
+two ends cannot be equal, the last has one more, as in torch. `dilation` is a number or a list."
+  (let* ((dilations (if (listp dilation) dilation (mapcar (lambda (i) dilation) sizes)))
+         (spans (mapcar (lambda (size d) (* d (- size 1))) sizes dilations)))
+    (pad x :before (append [0 0] (mapcar (lambda (span) (floor span 2)) spans))
+           :after (append [0 0] (mapcar (lambda (span) (ceiling span 2)) spans)))))
+
 (deflayer convolution (x channels kernel &key (stride 1) (padding 0) (dilation 1) (groups 1) (bias true) (init nil))
   "The correlation of x [n c …] with `channels` kernels over 1 to 3 axes, as torch: -> [n channels …]. kernel, :stride,
-:padding and :dilation are a number or a list, one an axis. Weight [channels c/groups kernel …]; uniform ±1/√(c/groups ∏kernel)."
+:padding and :dilation are a number or a list, one an axis; :padding 'same keeps the sizes, at stride 1. Weight [channels c/groups kernel …]; uniform ±1/√(c/groups ∏kernel)."
   (let* ((sizes (if (listp kernel) kernel (mapcar (lambda (i) kernel) (range (- (rank x) 2)))))
          (inputs (/ (dim x 1) groups))
          (bound (/ 1 (sqrt (reduce * sizes :initial-value inputs))))
          (start (or init (uniform :low (- bound) :high bound)))
-         (weight (param "weight" (append [channels inputs] sizes) :init start)))
+         (weight (param "weight" (append [channels inputs] sizes) :init start))
+         (same (equal padding 'same))
+         (x (if same (same-padding x sizes dilation) x))
+         (padding (if same 0 padding)))
+    (assert (or (not same) (every (lambda (s) (= s 1)) (if (listp stride) stride [stride])))
+            ":padding 'same goes with :stride 1")
     (if bias
         (convolve x weight (param "bias" [channels] :init (uniform :low (- bound) :high bound))
                   :stride stride :padding padding :dilation dilation :groups groups)

@@ -58,12 +58,12 @@ x [b in], h [b units] or nil -> [b units]."
 
 (deflayer rnn (x units &key (activation tanh))
   "The hidden states of an `rnn-cell` over time: [b t in] -> [b t units]."
-  (over-time (unroll (lambda (u h) (rnn-cell u h units :activation activation :name "cell" :share true)) (time-steps x))))
+  (over-time (unroll (lambda (u h) (rnn-cell u h units :activation activation :name "cell" :share (not (null h)))) (time-steps x))))
 
 (deflayer lstm (x units)
   "The hidden states of an `lstm-cell` over time: [b t in] -> [b t units]."
-  (over-time (mapcar first (unroll (lambda (u s) (lstm-cell u s units :name "cell" :share true)) (time-steps x)))))
+  (over-time (mapcar first (unroll (lambda (u s) (lstm-cell u s units :name "cell" :share (not (null s)))) (time-steps x)))))
 
 (deflayer gru (x units)
   "The hidden states of a `gru-cell` over time: [b t in] -> [b t units]."
-  (over-time (unroll (lambda (u h) (gru-cell u h units :name "cell" :share true)) (time-steps x))))
+  (over-time (unroll (lambda (u h) (gru-cell u h units :name "cell" :share (not (null h)))) (time-steps x))))

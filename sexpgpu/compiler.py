@@ -15,8 +15,11 @@ from importlib import import_module, metadata
 from typing import Any
 
 from sexpgpu import __version__
+from sexpgpu.diagnostics import Diagnostic, SexpError, one_or_all
+from sexpgpu.experiment import check as checking
+from sexpgpu.experiment.check import Checked
 from sexpgpu.experiment.load import Loaded, Selection, choose_run, load
-from sexpgpu.experiment.model import Eval, Run
+from sexpgpu.experiment.model import Batches, Eval, Run
 from sexpgpu.experiment.report import ParameterRow, Report, RunReport
 from sexpgpu.experiment.traced import Entry, TracedRun, trace_eval, trace_run
 from sexpgpu.ir import Node, postorder
@@ -47,7 +50,7 @@ class Stages:
     traced: TracedRun  # at one micro-batch
     whole: Callable[[bool], dict[str, Node]]  # logged -> the step of an uncut batch
     micro: Callable[[bool], dict[str, Node]]
-    update: Callable[[], dict[str, Node]]
+    update: Callable[..., dict[str, Node]]  # divided (by the sum of counts) -> from gradients to new parameters
     evaluation: Callable[[str, int], tuple[tuple[Entry, ...], dict[str, Node]]]  # (eval, samples) -> its metrics
 
 
@@ -57,7 +60,8 @@ def stages(loaded: Loaded, run: Run) -> Stages:
     evals = {e.name: e for e in run.evals}
 
     def lower(results: dict[str, Node]) -> dict[str, Node]:
-        return simplify(apply_precision(expand_gradients(results, traced.origins), run.precision))
+        expanded = expand_gradients(results, traced.origins)
+        return simplify(apply_precision(expanded, run.precision, traced.origins), traced.origins)
 
     def evaluation(name: str, samples: int) -> tuple[tuple[Entry, ...], dict[str, Node]]:
         entries = trace_eval(loaded.ev, evals[name], traced, samples)
@@ -68,15 +72,36 @@ def stages(loaded: Loaded, run: Run) -> Stages:
         traced,
         lambda logged: lower(whole_step(traced, logged)),
         lambda logged: lower(micro_step(traced, logged)),
-        lambda: lower(update_step(traced, divided=True)),
+        lambda divided=True: lower(update_step(traced, divided)),
         evaluation,
     )
 
 
+def step_graphs(staged: Stages) -> Any:
+    """What decides whether a step is finite, with origins kept through every pass, for a replay op by op."""
+    traced, run = staged.traced, staged.run
+
+    def placed(results: dict[str, Node], *names: str) -> dict[str, Node]:
+        chosen = {n: node for n, node in results.items() if n in ("loss", "count", "gradient-norm") or n.startswith(names or "gradient-norm")}
+        expanded = expand_gradients(chosen, traced.origins)
+        return simplify(apply_precision(expanded, run.precision, traced.origins), traced.origins)
+
+    graphs = getattr(import_module("sexpgpu.backends.interpreter.replay"), "StepGraphs")  # brings torch
+    if run.accumulate == 1:
+        return graphs(traced, whole=placed(whole_step(traced, logged=False)))
+    return graphs(traced, micro=placed(micro_step(traced, logged=False), "gradient/"), update=placed(update_step(traced, divided=True)))
+
+
 def check_evals(loaded: Loaded, run: Run, traced: TracedRun) -> None:
     """Traces every evaluation once at its own batch, so that mistakes in it are found before the first step."""
+    errors: list[Diagnostic] = []
     for evaluation in run.evals:
-        trace_eval(loaded.ev, evaluation, traced, evaluation.data.batch)
+        try:
+            trace_eval(loaded.ev, evaluation, traced, evaluation.data.batch)
+        except SexpError as mistake:
+            errors += mistake.diagnostics
+    if errors:
+        raise one_or_all(errors)
 
 
 def train_graph(loaded: Loaded, run: Run) -> TracedRun:
@@ -92,20 +117,21 @@ def graph_results(traced: TracedRun) -> dict[str, Node]:
 
 
 def trajectory(traced: TracedRun, run: Run) -> dict[str, str]:
-    """Component -> hash of everything that decides the numbers of a run (contracts.md, Exactness)."""
+    """Component -> what decides the numbers of a run (contracts.md, Exactness): a graph's hash, or a value as JSON.
+
+    Equal values have one spelling (a scale of 1/16 and of 0.0625), and a value stays readable, so that a resume can say
+    what differs.
+    """
     results = graph_results(traced)
     loss = {k: n for k, n in results.items() if not k.startswith(("param/", "opt/"))}
     update = {k: n for k, n in results.items() if k.startswith(("param/", "opt/"))}
     inits = {name: str(spec.init) for name, spec in (traced.params | traced.states).items()}
     data = run.data
-    source = data.source
     parts: dict[str, Any] = {
         "graph": graph_hash(loss),
         "optimizer": graph_hash(update),
         "initial values": inits | {name: str(slot.init) for name, slot in traced.slots.items()},
-        "data": [source.format, [[f.name, f.dtype, f.shape, str(f.scale)] for f in source.fields],
-                 [[n, str(s)] for n, s in source.split], data.split, data.batch, data.shuffle,
-                 *([data.context, data.stride, source.options] if data.context or source.options else [])],
+        "data": _data_words(data),
         "seed": run.seed,
         "precision": run.precision,
         "deterministic": run.deterministic,
@@ -116,7 +142,25 @@ def trajectory(traced: TracedRun, run: Run) -> dict[str, str]:
     }
     if run.init is not None:  # the file's digest is added where it is read, as those of the data are
         parts["init"] = run.init.renames
-    return {name: hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest() for name, value in parts.items()}
+    return {name: json.dumps(value, sort_keys=True, default=str) for name, value in parts.items()}
+
+
+def _data_words(data: Batches) -> dict[str, Any]:
+    """What decides which numbers a batch has, beside the file's content. A scale multiplies as a float64."""
+    source = data.source
+    words: dict[str, Any] = {
+        "format": source.format,
+        "fields": {f.name: {"dtype": f.dtype, "shape": f.shape, "scale": float(1 if f.scale is None else f.scale)}
+                   | ({} if f.pad is None else {"pad": f.pad}) for f in source.fields},
+        "field order": [f.name for f in source.fields],
+        "split": {name: str(share) for name, share in source.split},
+        "part": data.split,
+        "batch": data.batch,
+        "shuffle": data.shuffle,
+    }
+    if data.context is not None:
+        words |= {"context": data.context, "stride": data.stride or data.context}
+    return words | {f"option {name}": value for name, value in source.options.items()}
 
 
 def label_bounds(traced: TracedRun) -> list[tuple[str, int, int, Span | None, str]]:
@@ -140,6 +184,30 @@ def flops(results: dict[str, Node]) -> int:
     """Floating operations of one evaluation of the results."""
     ops = table()
     return sum(ops[node.op].cost(node)[0] for node in postorder(results.values()))
+
+
+#: (run, bounds) -> what is read of its data; for `check --data`
+BIND = "sexpgpu.run.bind:bind"
+BOUND = "sexpgpu.run.data.dataset:FieldBound"
+
+
+def check(file: str, selection: Selection, data: bool = False) -> Checked:
+    """Every run, evaluation and variant of a file, traced and lowered; with `data`, its rows are read too."""
+
+    def further(loaded: Loaded, run: Run, traced: TracedRun) -> None:
+        staged = stages(loaded, run)
+        staged.whole(True)
+        for evaluation in run.evals:
+            staged.evaluation(evaluation.name, evaluation.data.batch)
+        if data:
+            _imported(BIND)(run, tuple(_imported(BOUND)(*bound) for bound in label_bounds(traced)))
+
+    return checking.check(file, selection, further)
+
+
+def _imported(place: str) -> Any:
+    module, name = place.split(":")
+    return getattr(import_module(module), name)
 
 
 def explain(file: str, run: str | None, selection: Selection) -> Report:
@@ -185,6 +253,6 @@ def versions() -> dict[str, str]:
 
 
 __all__ = [
-    "BACKENDS", "Eval", "Loaded", "Selection", "Stages", "check_evals", "choose_run", "flops", "graph_results", "label_bounds", "load",
-    "program", "stages", "train_graph", "trajectory", "versions",
+    "BACKENDS", "Eval", "Loaded", "Selection", "Stages", "check", "check_evals", "choose_run", "flops", "graph_results", "label_bounds", "load",
+    "program", "stages", "step_graphs", "train_graph", "trajectory", "versions",
 ]

@@ -10,16 +10,19 @@ The module is long because the table is: one row a variable, in the order of the
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from ipaddress import ip_address
 from types import MappingProxyType
 from typing import Any, NoReturn
+from urllib.parse import urlsplit
 
 from sexpgpu.diagnostics import Diagnostic, SexpErrors, note_warning, problem, suggestion
 
 EVAL_LIMIT = 10_000_000
 ROLES = ("data", "checkpoint")
 TARGETS = ("jsonl", "stdout", "syvain")
+SYVAIN_HOST = "https://metrics.041.io"
 
 
 class Secret:
@@ -122,6 +125,12 @@ VARIABLES: tuple[Variable, ...] = (
     Variable("SYVAIN_METRICS_API_KEY", "secret", "key of the `syvain` target"),
     Variable("SYVAIN_METRICS_FOLDER_ID", "text", "folder of the `syvain` target; `syvain:<id>` wins over it"),
     Variable(
+        "SYVAIN_METRICS_HOST",
+        "origin",
+        "origin of the `syvain` service; our own variable, the others are the service's",
+        SYVAIN_HOST,
+    ),
+    Variable(
         "SEXPGPU_MEMORY",
         "gib",
         "GiB of free device memory that the memory plan assumes",
@@ -133,6 +142,13 @@ VARIABLES: tuple[Variable, ...] = (
     *_aws("SEXPGPU_CHECKPOINT_", "of the checkpoint role"),
     *_aws("SEXPGPU_", "shared by both roles"),
     *_aws("", "that other tools read too; the last resort of both roles"),
+    Variable(
+        "SEXPGPU_PLAIN_HTTP",
+        "globs",
+        "hosts, by comma, to which S3 may go over `http://`; this machine needs no row",
+        None,
+        default_text="none",
+    ),
     Variable("FLASHCART_KERNEL_L_MAX", "natural", "highest tensor rank of the generated kernels", 3),
     Variable(
         "FLASHCART_CACHE_DIR",
@@ -221,12 +237,12 @@ class Credentials:
     endpoint_url: str | None
     region: str | None
     via: Mapping[str, str]
+    plain_http: tuple[str, ...] = ()
 
     @property
     def missing(self) -> tuple[str, ...]:
         """Names that no level gives, as the most specific variable that would."""
-        names = ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY", "ENDPOINT_URL", "REGION")
-        return tuple(f"SEXPGPU_{self.role.upper()}_AWS_{n}" for n in names if n not in self.via)
+        return tuple(f"SEXPGPU_{self.role.upper()}_AWS_{n}" for n in FOUR if n not in self.via)
 
 
 @dataclass(frozen=True)
@@ -325,6 +341,30 @@ def _text(text: str) -> str:
     return text
 
 
+def is_loopback(host: str) -> bool:
+    """Whether a host's name is this machine's own."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
+def origin(text: str) -> str:
+    """`https://host[:port]` without a final slash; `http://` only to this machine, since a key goes there."""
+    expected = "an origin such as `https://metrics.041.io`: no path, user or query, and `http://` only to this machine"
+    try:
+        parts = urlsplit(text.strip())
+        host, port = parts.hostname or "", parts.port
+    except ValueError:
+        raise ValueError(expected) from None
+    plain = not parts.path.strip("/") and not parts.query and not parts.fragment and "@" not in parts.netloc
+    if not plain or not re.fullmatch(r"[A-Za-z0-9.:_-]+", host) or port == 0:
+        raise ValueError(expected)
+    if parts.scheme != "https" and not (parts.scheme == "http" and is_loopback(host)):
+        raise ValueError(expected)
+    return f"{parts.scheme}://{parts.netloc}"
+
+
 def _choice(*names: str) -> Callable[[str], str]:
     def parse(text: str) -> str:
         if text not in names:
@@ -342,6 +382,7 @@ KINDS: Mapping[str, Callable[[str], Any]] = MappingProxyType(
         "natural": natural,
         "text": _text,
         "url": _text,
+        "origin": origin,
         "targets": _targets,
         "path": _text,
         "globs": globs,
@@ -437,14 +478,22 @@ def _unknown(environ: Mapping[str, str]) -> list[Diagnostic]:
     ]
 
 
+#: the values that a role needs, each resolved on its own
+FOUR = ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY", "ENDPOINT_URL", "REGION")
+
+
+def _levels(role: str) -> tuple[str, ...]:
+    """Prefixes of a role's variables, the first match wins."""
+    return (f"SEXPGPU_{role.upper()}_", "SEXPGPU_", "")
+
+
 def _credentials(settings: Settings, role: str) -> Credentials:
     if role not in ROLES:
         raise ValueError(f"no role {role}")
-    levels = (f"SEXPGPU_{role.upper()}_", "SEXPGPU_", "")
     found: dict[str, Any] = {}
     via: dict[str, str] = {}
-    for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY", "ENDPOINT_URL", "REGION"):
-        for level in levels:
+    for name in FOUR:
+        for level in _levels(role):
             value = settings.values[f"{level}AWS_{name}".lower()].value
             if value is not None:
                 found[name], via[name] = value, f"{level}AWS_{name}"
@@ -462,14 +511,53 @@ def _credentials(settings: Settings, role: str) -> Credentials:
         found.get("ENDPOINT_URL"),
         found.get("REGION"),
         MappingProxyType(via),
+        settings.plain_http or (),
     )
+
+
+def missing_values(settings: Settings, role: str, location: str, via: str = "") -> list[Diagnostic]:
+    """E-NET-010 where a role lacks one of the four values that `location` needs; `via`: who named the location."""
+    names = [name for name in FOUR if name not in _credentials(settings, role).via]
+    if not names:
+        return []
+    levels = {name: [f"{level}AWS_{name}" for level in _levels(role)] for name in names}
+    there = [f"{name} comes from {v}" for name, v in _credentials(settings, role).via.items()]
+    return [
+        problem(
+            "E-NET-010",
+            (f"{via} is {shown(location)}, and " if via else f"{shown(location)} is on S3, and ")
+            + ", ".join(f"AWS_{name}" for name in names)
+            + f" of the {role} role {'is' if len(names) == 1 else 'are'} not set",
+            notes=(*(f"looked for {', '.join(levels[name])}" for name in names), *there),
+            help=[f"export {levels[name][0]}=…" for name in names],
+        ).diagnostic
+    ]
+
+
+# --- keeping secrets ------------
+
+SECRETS = frozenset(v.name for v in VARIABLES if v.kind == "secret")
+
+
+def scrub(text: str, environ: Mapping[str, str]) -> str:
+    """`text` with the value of every secret variable masked: for what others wrote, such as an exception's text."""
+    for value in sorted({environ[name] for name in SECRETS if environ.get(name)}, key=len, reverse=True):
+        text = text.replace(value, "***")
+    return text
+
+
+def child_environment(environ: Mapping[str, str], roles: Iterable[str] = ()) -> dict[str, str]:
+    """The variables of a child process: without secrets, but for those of the S3 roles that it is to play."""
+    kept = {f"{level}AWS_{name}" for role in roles for level in _levels(role)
+            for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY", "SESSION_TOKEN")}  # fmt: skip
+    return {name: value for name, value in environ.items() if name not in SECRETS or name in kept}
 
 
 # --- what this version cannot do yet ------------
 
 
 def not_yet(settings: Settings) -> list[Diagnostic]:
-    """A message for each setting that needs what is not there yet, or another setting that is missing."""
+    """A message for each setting that needs what is not there yet, or other settings that are missing."""
     found: list[Diagnostic] = []
 
     def refuse(key: str, what: str, mend: str, code: str = "E-ENV-002") -> None:
@@ -495,15 +583,20 @@ def not_yet(settings: Settings) -> list[Diagnostic]:
         refuse("memory", "sets the memory plan's budget, and this version plans no device memory", "leave it out")
     if settings.explain is not None:
         refuse("explain", "asks for kernels, and the CPU interpreter has none", "leave it out")
-    if any(t.partition(":")[0] == "syvain" for t in split_targets(settings.metrics or "")):
+    if settings.syvain_metrics_api_key is None and any(
+        t.partition(":")[0] == "syvain" for t in split_targets(settings.metrics or "")
+    ):
         refuse(
             "metrics",
-            "names `syvain`, which this version does not send to yet",
-            "write `jsonl:<path>`, and send that file later",
+            "names `syvain`, and SYVAIN_METRICS_API_KEY is not set",
+            "export SYVAIN_METRICS_API_KEY=…, or write `jsonl:<path>` and send that file later",
+            "E-ENV-003",
         )
     for key in ("checkpoint_dir", "resume"):
-        if (getattr(settings, key) or "").lower().startswith("s3://"):
-            refuse(key, "is on S3, and this version keeps checkpoints in local folders only", "name a folder")
+        location = getattr(settings, key) or ""
+        if location.lower().startswith("s3://"):
+            found += missing_values(settings, "checkpoint", location, settings.of(key).via)
+            break
     if settings.resume == "latest" and not settings.checkpoint_dir:
         refuse(
             "resume",

@@ -1,10 +1,13 @@
-"""`sexpgpu doctor`: versions and settings, each with its source. Exit 1 when it finds something to mend."""
+"""`sexpgpu doctor`: versions and settings, each with its source, and on request a try of the stores. Exit 1 when it
+finds something to mend."""
 
 from __future__ import annotations
 
 import os
 import platform
 import sys
+from collections.abc import Callable
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -12,8 +15,8 @@ import click
 
 from sexpgpu import __version__
 from sexpgpu.cli import output, threads
-from sexpgpu.diagnostics import Diagnostic, note_warning, render
-from sexpgpu.settings import VARIABLES, Secret, Settings, Value, not_yet, read, shown
+from sexpgpu.diagnostics import Diagnostic, SexpError, note_warning, render
+from sexpgpu.settings import FOUR, ROLES, VARIABLES, Secret, Settings, Value, not_yet, read, shown
 
 PACKAGES = ("torch", "triton", "numpy", "lark", "safetensors", "click", "rich", "boto3", "requests")
 NEEDED = frozenset(PACKAGES) - {"triton"}
@@ -21,15 +24,45 @@ NEEDED = frozenset(PACKAGES) - {"triton"}
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")
-def command(as_json: bool) -> int:
+@click.option("--probe-data", metavar="LOCATION", help="Read the first bytes of a source, as the data role.")
+@click.option("--probe-checkpoints", metavar="LOCATION", help="Write, read and remove an object there, as the checkpoint role.")
+def command(as_json: bool, probe_data: str | None, probe_checkpoints: str | None) -> int:
     """Show versions, settings and where each came from."""
     settings = read(os.environ)
     found = [*settings.problems, *not_yet(settings), *settings.warnings, *_absent()]
+    said, failed = probes(settings, {"data": probe_data, "checkpoints": probe_checkpoints})
+    found += failed
     if as_json:
-        output.show_json(document(settings, found))
+        output.show_json(document(settings, found, said))
     else:
-        output.show("\n".join(lines(settings, found)))
+        output.show("\n".join(lines(settings, found, said)))
     return 1 if found else 0
+
+
+def probes(settings: Settings, locations: dict[str, str | None]) -> tuple[list[str], list[Diagnostic]]:
+    """What was tried at the locations given, and what failed there. Only this goes over the network."""
+    said: list[str] = []
+    failed: list[Diagnostic] = []
+    for name, location in locations.items():
+        if location is None:
+            continue
+        import_module("sexpgpu.run.storage").grant(settings)
+        probe: Callable[[str, str], list[str]] = getattr(import_module("sexpgpu.run.storage.probe"), name)
+        try:
+            said += probe(location, os.getcwd())
+        except SexpError as error:
+            failed += error.diagnostics
+    return said, failed
+
+
+def roles(settings: Settings) -> list[tuple[str, str, str]]:
+    """(role, value, the variable that gives it) of each S3 role that has any value."""
+    out = []
+    for role in ROLES:
+        found = settings.credentials(role).via
+        names = (*FOUR, "SESSION_TOKEN") if "SESSION_TOKEN" in found else FOUR
+        out += [(role, name.lower().replace("_", " "), found.get(name, "missing")) for name in names if found]
+    return out
 
 
 def versions() -> dict[str, str | None]:
@@ -59,7 +92,7 @@ def rows(settings: Settings) -> list[tuple[str, Value]]:
     return [(v.name, value) for v, value in zip(VARIABLES, values, strict=True)]
 
 
-def lines(settings: Settings, found: list[Diagnostic]) -> list[str]:
+def lines(settings: Settings, found: list[Diagnostic], said: list[str]) -> list[str]:
     """The report as text."""
     out = ["versions", *output.table((name, number or "not installed") for name, number in versions().items())]
     out += ["", "machine", *output.table([("system", platform.platform()), ("cores", str(threads.cores()))])]
@@ -70,13 +103,17 @@ def lines(settings: Settings, found: list[Diagnostic]) -> list[str]:
         text = defaults[name] if value.source == "default" else shown(value.value)
         table.append((name, text, value.source if value.source == "default" else f"{value.source} {value.via}"))
     out += output.table(table)
+    if resolved := roles(settings):
+        out += ["", "S3 roles", *output.table(resolved)]
+    if said:
+        out += ["", "probes", *(f"  {line}" for line in said)]
     out += ["", "findings" if found else "nothing to mend"]
     for diagnostic in found:
         out += ["  " + line for line in render(diagnostic).split("\n")]
     return out
 
 
-def document(settings: Settings, found: list[Diagnostic]) -> dict[str, Any]:
+def document(settings: Settings, found: list[Diagnostic], said: list[str]) -> dict[str, Any]:
     """The report as JSON."""
     return {
         "versions": versions(),
@@ -85,6 +122,10 @@ def document(settings: Settings, found: list[Diagnostic]) -> dict[str, Any]:
             name: {"value": _plain(value.value), "source": value.source, "via": value.via or None}
             for name, value in rows(settings)
         },
+        "s3_roles": {
+            role: {name: via for r, name, via in roles(settings) if r == role} for role in ROLES
+        },
+        "probes": said,
         "findings": [
             {"code": d.code, "severity": d.severity, "message": d.message, "help": list(d.help)} for d in found
         ],

@@ -32,7 +32,7 @@ EXPLAIN = "sexpgpu.compiler:explain"
 @click.option("--ir", is_flag=True, help="Also print the graph of each run.")
 def command(subject: str, run: str | None, variant: str | None, sets: tuple[str, ...], ir: bool) -> int:
     """Say what FILE means, or what the error code E-CODE means."""
-    if re.fullmatch(r"[Ee]-[A-Za-z]+-[0-9]+", subject):
+    if re.fullmatch(r"[EeWw]-[A-Za-z]+-[0-9]+", subject):
         output.show(page(subject.upper()))
         return 0
     settings = load(os.environ)

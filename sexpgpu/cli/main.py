@@ -20,7 +20,8 @@ import click
 
 from sexpgpu import __version__
 from sexpgpu.cli import output
-from sexpgpu.diagnostics import Diagnostic, InternalError, SexpError, nearest, problem, suggestion
+from sexpgpu.diagnostics import Diagnostic, InternalError, SexpError, nearest, out_of_memory, printable, problem, suggestion
+from sexpgpu.settings import scrub
 
 #: name of a command -> where it is; nothing is imported until it is used
 COMMANDS = {
@@ -28,8 +29,14 @@ COMMANDS = {
     "eval": "sexpgpu.cli.eval:command",
     "predict": "sexpgpu.cli.predict:command",
     "export": "sexpgpu.cli.export:command",
+    "data": "sexpgpu.cli.data:command",
+    "autopsy": "sexpgpu.cli.autopsy:command",
+    "check": "sexpgpu.cli.check:command",
     "explain": "sexpgpu.cli.explain:command",
     "doctor": "sexpgpu.cli.doctor:command",
+    "status": "sexpgpu.cli.status:command",
+    "plot": "sexpgpu.cli.plot:command",
+    "metrics": "sexpgpu.cli.metrics:command",
 }
 
 
@@ -65,6 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 def perform(arguments: Sequence[str]) -> int:
     """Run one command line; its exit code (contracts.md, "A run")."""
+    output.as_json(arguments)
     try:
         result = cli.main(list(arguments), prog_name="sexpgpu", standalone_mode=False)
         sys.stdout.flush()
@@ -102,11 +110,8 @@ def failed(error: Exception, arguments: Sequence[str]) -> int:
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         output.report([problem("E-ENV-012", "the output cannot be written: no space left on the device", help="free some space").diagnostic])
         return 2
-    if _out_of_memory(error):
-        help_ = ("try a smaller :batch, or cut it with :accumulate",)
-        output.report(
-            [problem("E-MEM-001", "the machine has no memory left for this", help=help_, exit_code=3).diagnostic]
-        )
+    if (memory := out_of_memory(error, exit_code=3)) is not None:
+        output.report(memory.diagnostics)
         return 3
     return bug(error, arguments)
 
@@ -131,12 +136,6 @@ def usage(error: click.ClickException) -> Diagnostic:
     return problem("E-ENV-006", message.rstrip("."), help=(*guess, f"{path} --help")).diagnostic
 
 
-def _out_of_memory(error: Exception) -> bool:
-    return isinstance(error, MemoryError) or (
-        isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error) and "memory" in str(error)
-    )
-
-
 def _broken_pipe(arguments: Sequence[str]) -> int:
     """The reader of our output went away: quiet. A report is done then; a run is not."""
     for stream in (sys.stdout, sys.stderr):
@@ -148,17 +147,29 @@ def _broken_pipe(arguments: Sequence[str]) -> int:
 
 
 def bug(error: Exception, arguments: Sequence[str]) -> int:
-    """A bug of ours: a short message, and the traceback in a file."""
-    text = "".join(traceback.format_exception(error))
+    """A bug of ours: a short message; the traceback, the command line and the program's text in a file that reproduces it."""
+    text = scrub("".join(traceback.format_exception(error)), os.environ)
     place = _save(
         f"sexpgpu {__version__}, Python {platform.python_version()}, {platform.platform()}\n"
-        f"arguments: {list(arguments)!r}\n\n{text}"
+        f"arguments: {scrub(repr(list(arguments)), os.environ)}\nvariables set: {_variables()}\n\n{text}\n{_program()}"
     )
-    first = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+    first = printable((scrub(str(error), os.environ).strip() or type(error).__name__).splitlines()[0][:300])
     kind = "" if isinstance(error, InternalError) else f"{type(error).__name__}: "
     output.say(f"error: this is a bug in SexpGPU, not in your file: {kind}{first}")
     output.say(f"  please report it with {place}" if place else text)
     return 70
+
+
+def _variables() -> str:
+    """The names of our variables that are set; never their values, some of which are secret."""
+    return " ".join(sorted(n for n in os.environ if n.startswith(("SEXPGPU_", "FLASHCART_")))) or "none"
+
+
+def _program() -> str:
+    """The texts that were read by now, the library's left out: what someone else needs to see the bug."""
+    modules = sys.modules.get("sexpgpu.lisp.modules")
+    texts = [] if modules is None else [s for s, _ in modules._READ.values() if not s.name.startswith("lisp-stdlib/")]
+    return "".join(f"\n--- {printable(s.name)} ({len(s.text)} characters)\n{s.text}\n" for s in texts)
 
 
 def _save(text: str) -> Path | None:

@@ -4,10 +4,25 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from sexpgpu.diagnostics import Diagnostic, printable, render
+import click
+
+from sexpgpu.diagnostics import Diagnostic, document, printable, render
+
+#: whether diagnostics are printed as JSON; set once a command line
+_JSON = [False]
+
+
+def as_json(arguments: Sequence[str]) -> None:
+    """`--json` anywhere before a `--` makes every error and warning one JSON object a line, on stderr."""
+    words = list(arguments)
+    _JSON[0] = "--json" in (words[: words.index("--")] if "--" in words else words)
+
+
+#: for commands without a document of their own; `main` looks for the word itself, so no command sees it
+json_messages = click.option("--json", is_flag=True, expose_value=False, help="Errors and warnings as JSON lines on stderr.")
 
 
 def show(text: str) -> None:
@@ -29,7 +44,11 @@ def say(text: str) -> None:
 def report(diagnostics: Iterable[Diagnostic | str]) -> None:
     """Errors and warnings, on stderr; a plain text is a warning without a code."""
     for found in diagnostics:
-        say(render(found) if isinstance(found, Diagnostic) else f"warning: {printable(found)}")
+        if _JSON[0]:
+            facts = document(found) if isinstance(found, Diagnostic) else {"severity": "warning", "message": found}
+            say(json.dumps(facts))
+        else:
+            say(render(found) if isinstance(found, Diagnostic) else f"warning: {printable(found)}")
 
 
 def _write(stream: Any, text: str) -> None:

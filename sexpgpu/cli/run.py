@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from sexpgpu.cli import output, threads
-from sexpgpu.diagnostics import fail
+from sexpgpu.diagnostics import SexpError, fail
 from sexpgpu.settings import Settings, load, natural, positive, require
 
 #: what a run calls -> where it is: imported when the run begins, and `session`, which brings torch, last of all
@@ -27,9 +27,13 @@ STAGES = {
     "head": "sexpgpu.run.slug:slug_head",
     "wanted": "sexpgpu.run.checkpoints.find:Wanted",
     "stored threads": "sexpgpu.run.checkpoints.find:stored_threads",
+    "grant": "sexpgpu.run.storage:grant",
     "options": "sexpgpu.run.options:RunOptions",
     "plan": "sexpgpu.run.options:RunPlan",
     "bound": "sexpgpu.run.data.dataset:FieldBound",
+    "service": "sexpgpu.run.metrics.target:service_of",
+    "status": "sexpgpu.run.status:StatusFile",
+    "failed": "sexpgpu.run.status:failed_event",
     "execute": "sexpgpu.run.session:execute",
 }
 
@@ -49,6 +53,7 @@ class Arguments:
     strict_metrics: bool
     settings: Settings
     dry_run: bool = False
+    with_data: bool = False
 
 
 def stage(name: str) -> Any:
@@ -91,6 +96,29 @@ def start(arguments: Arguments) -> int:
 
 
 def _start(arguments: Arguments, signals: Any) -> int:
+    """The status file, if there is to be one, says how it stands from here on: reading a large program takes its time."""
+    path = arguments.settings.status
+    if not path:
+        return _compile_and_execute(arguments, signals, None)
+    status = stage("status")(path)
+    try:
+        status.set(state="compiling")
+        return _compile_and_execute(arguments, signals, status)
+    except SexpError as error:
+        status.on(stage("failed")(error))
+        raise
+    except stage("interrupted"):
+        status.set(state="stopped")
+        raise
+    except Exception as error:
+        bug = {"code": None, "message": f"a bug of sexpgpu: {type(error).__name__}", "place": None}
+        status.set(state="failed", error=bug)
+        raise
+    finally:
+        status.close()
+
+
+def _compile_and_execute(arguments: Arguments, signals: Any, status: Any) -> int:
     settings, compiler = arguments.settings, stage("compiler")
     loaded = compiler.load(
         arguments.file,
@@ -103,7 +131,7 @@ def _start(arguments: Arguments, signals: Any) -> int:
     output.report(traced.warnings)
     operations = compiler.flops(compiler.whole_step(traced, logged=False))
     count = threads.prepare(os.environ, operations, stored(settings, loaded.experiment.file, run.name))
-    return stage("execute")(options(arguments), plan(loaded, run, traced, count, settings), signals)
+    return stage("execute")(options(arguments), plan(loaded, run, traced, count, settings, arguments.sets), signals, status)
 
 
 REHEARSAL = 2  # steps: the second one has optimizer state
@@ -131,7 +159,7 @@ def stored(settings: Settings, file: str, run: str) -> int | None:
     return stage("stored threads")(wanted)
 
 
-def plan(loaded: Any, run: Any, traced: Any, count: int, settings: Settings) -> Any:
+def plan(loaded: Any, run: Any, traced: Any, count: int, settings: Settings, sets: tuple[str, ...] = ()) -> Any:
     """What the run loop is handed: hashes, bounds, and a function that compiles."""
     compiler = stage("compiler")
 
@@ -147,6 +175,8 @@ def plan(loaded: Any, run: Any, traced: Any, count: int, settings: Settings) -> 
         versions=compiler.versions(),
         several_runs=len(loaded.experiment.runs) > 1,
         bounds=tuple(stage("bound")(*bound) for bound in compiler.label_bounds(traced)),
+        step_graphs=lambda: compiler.step_graphs(compiler.stages(loaded, run)),
+        selection={"variant": loaded.experiment.variant, "sets": sets},
     )
 
 
@@ -160,10 +190,12 @@ def options(arguments: Arguments) -> Any:
         resume=settings.resume,
         max_time=arguments.max_time,
         accept=arguments.accept,
+        with_data=arguments.with_data,
         folder=os.getcwd(),
         slug_base=settings.run_slug,
         strict_metrics=arguments.strict_metrics,
         command=again(arguments),
+        service=stage("service")(settings),
     )
 
 
@@ -190,7 +222,7 @@ def again(arguments: Arguments) -> str:
 @click.option("--variant", metavar="NAME", help="Knob values of a defvariant.")
 @click.option("--set", "sets", metavar="NAME=VALUE", multiple=True, help="A knob's value; may be given several times.")
 @click.option("--device", metavar="DEVICE", help="cpu (the default).")
-@click.option("--metrics", metavar="TARGETS", help="jsonl:PATH or stdout, several by comma.")
+@click.option("--metrics", metavar="TARGETS", help="jsonl:PATH, stdout, syvain or syvain:FOLDER, several by comma.")
 @click.option("--status", metavar="PATH", help="A JSON file that always says how the run stands.")
 @click.option("--checkpoint-dir", metavar="FOLDER", help="Where checkpoints go; {slug} stands for the run's slug.")
 @click.option("--resume", metavar="CHECKPOINT", help="A checkpoint's folder, or latest.")
@@ -199,7 +231,9 @@ def again(arguments: Arguments) -> str:
 @click.option("--diagnostics", metavar="GLOBS", help="Taps to record, such as 'attention/*'.")
 @click.option("--max-time", metavar="TIME", help="Stop with a checkpoint after this long: 90s, 30m, 3h.")
 @click.option("--accept", is_flag=True, help="Resume although the program's numbers will change.")
+@click.option("--with-data", is_flag=True, help="The reproducer of a step that is not finite holds its batch.")
 @click.option("--dry-run", is_flag=True, help="Compile, make two steps, evaluate, save, and keep nothing.")
+@output.json_messages
 @click.option("--strict-metrics", is_flag=True, help="Metrics that were not delivered make the exit code 3.")
 def command(
     file: str,
@@ -212,12 +246,14 @@ def command(
     accept: bool,
     strict_metrics: bool,
     dry_run: bool,
+    with_data: bool,
     **flags: str | None,
 ) -> int:
     """Train the run RUN of FILE (RUN may be left out when there is one)."""
     settings = load(os.environ, flags)
     output.report(settings.warnings)
     require(settings)
+    stage("grant")(settings)
     return start(
         Arguments(
             file,
@@ -231,6 +267,7 @@ def command(
             strict_metrics,
             settings,
             dry_run,
+            with_data,
         )
     )
 

@@ -21,6 +21,7 @@ STAGES = {
     "choose": "sexpgpu.run.checkpoints.find:choose",
     "wanted": "sexpgpu.run.checkpoints.find:Wanted",
     "head": "sexpgpu.run.slug:slug_head",
+    "grant": "sexpgpu.run.storage:grant",
     "evaluations": "sexpgpu.run.trained:evaluations",
     "restore": "sexpgpu.run.trained:restore",
 }
@@ -63,6 +64,7 @@ def choose(
     settings, compiler = load(os.environ, given), stage("compiler")
     output.report(settings.warnings)
     require(settings)
+    stage("grant")(settings)
     loaded = compiler.load(file, selection(settings, variant, sets))
     output.report(loaded.experiment.warnings)
     chosen = compiler.choose_run(loaded.experiment, run)

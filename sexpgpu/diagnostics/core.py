@@ -30,13 +30,15 @@ class Related:
 
     span: Span | None
     label: str
+    quoted: bool = True  # false: the place alone is shown, as for the calls that led to a mistake
 
 
 @dataclass(frozen=True)
 class Diagnostic:
     """One finding. `message` uses the user's own names; `help` lines can be typed or done as they stand.
 
-    `exit_code`: 2 before the first step, 3 after it (contracts.md, "A run").
+    `exit_code`: 2 before the first step, 3 after it (contracts.md, "A run"). `about`: the name that is unknown, so that
+    a mistake which only follows from another one can be left out; it is not shown.
     """
 
     code: str
@@ -48,6 +50,7 @@ class Diagnostic:
     help: tuple[str, ...] = ()
     severity: str = "error"
     exit_code: int = 2
+    about: str = ""
 
 
 class SexpError(Exception):
@@ -92,10 +95,21 @@ def problem(
     notes: Iterable[str] = (),
     help: str | Iterable[str] = (),  # noqa: A002 - the field's word
     exit_code: int = 2,
+    about: str = "",
 ) -> SexpError:
     """The exception for a coded mistake; `raise problem(…) from None`, or call `fail`."""
     helps = (help,) if isinstance(help, str) else tuple(help)
-    return SexpError(Diagnostic(code, message, span, label, tuple(related), tuple(notes), helps, "error", exit_code))
+    facts = Diagnostic(code, message, span, label, tuple(related), tuple(notes), helps, "error", exit_code, about)
+    return SexpError(facts)
+
+
+def one_or_all(diagnostics: Iterable[Diagnostic]) -> SexpError:
+    """The exception for some mistakes: each place and message once, in the order found."""
+    unique: dict[tuple, Diagnostic] = {}
+    for d in diagnostics:
+        unique.setdefault((d.code, d.message, d.span), d)
+    found = tuple(unique.values())
+    return SexpError(found[0]) if len(found) == 1 else SexpErrors(found)
 
 
 def fail(code: str, message: str, span: Span | None = None, **facts) -> NoReturn:
@@ -111,7 +125,7 @@ def note_warning(code: str, message: str, span: Span | None = None, **facts) -> 
 def entry(code: str) -> Entry | None:
     """The catalogue's entry of a code, or None if there is no such code."""
     parts = code.split("-")
-    if len(parts) != 3 or parts[0] != "E" or parts[1] not in CATALOGUE:
+    if len(parts) != 3 or parts[0] not in ("E", "W") or parts[1] not in CATALOGUE:
         return None
     return codes(parts[1]).get(code)
 

@@ -35,16 +35,24 @@ def _quote(span: Span, label: str, mark: str) -> list[str]:
     end = min(start + max(1, span.end - span.start), len(raw)) if raw else start + 1
     cut = max(0, start - MAX_LINE // 2)
     head = ("…" if cut else "") + printable(raw[cut:start])
-    body = printable(raw[start:end])[: MAX_LINE]
+    body = printable(raw[start:end])[:MAX_LINE]
     tail = printable(raw[end : cut + MAX_LINE])
     number = str(line)
     pad = " " * len(number)
     label = f" {printable(label)}" if label else ""
     return [
         f"{pad} |",
-        f"{number} | {head}{body}{tail}",
-        f"{pad} | {' ' * len(head)}{mark * max(1, len(body))}{label}",
+        f"{number} | {head}{body}{tail}".rstrip(),
+        f"{pad} | {' ' * _columns(head)}{mark * max(1, _columns(body))}{label}",
     ]
+
+
+def _columns(text: str) -> int:
+    """Columns of a terminal that printable text takes: East Asian wide characters two, combining marks none."""
+    if text.isascii():
+        return len(text)
+    wide = sum(unicodedata.east_asian_width(c) in "WF" for c in text)
+    return len(text) + wide - sum(unicodedata.category(c) in ("Mn", "Me") for c in text)
 
 
 def render(d: Diagnostic) -> str:
@@ -60,7 +68,7 @@ def render(d: Diagnostic) -> str:
             lines.append(f"  note: {_text(related.label)}")
             continue
         lines.append(f"  note: {_text(related.label)}: {printable(related.span.place)}")
-        lines += ["  " + part for part in _quote(related.span, "", "-")]
+        lines += ["  " + part for part in _quote(related.span, "", "-")] if related.quoted else []
     lines += [f"  {_text(note)}" for note in d.notes]
     lines += [f"  help: {_text(text)}" for text in d.help]
     if known:
@@ -69,4 +77,5 @@ def render(d: Diagnostic) -> str:
 
 
 def _text(text: str) -> str:
-    return "\n    ".join(printable(line) for line in text.split("\n"))
+    """One line, however long: a newline in a user's name must not look like a line of ours."""
+    return printable(text)

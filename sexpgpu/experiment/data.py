@@ -9,24 +9,29 @@ from typing import Any
 from sexpgpu.diagnostics import suggestion
 from sexpgpu.experiment.model import Batches, DataSource, Field
 from sexpgpu.experiment.schema import Given, Key, datum, parse_keys, value_of
+from sexpgpu.experiment.structures import EXTXYZ_KEYS, extxyz_options
 from sexpgpu.forms import Form, Keyword, ListForm, Symbol
 from sexpgpu.ir import DTYPES
 
-FIELDS = Key("any", "((name dtype [shape] :scale s) …)", evaluated=False, required=True)
+FIELDS = Key("any", "((name dtype [shape] :scale s :pad p) …)", evaluated=False, required=True)
 #: format -> keys of its form; the reader of the same name is in run/data/
 FORMATS: dict[str, dict[str, Key]] = {
     "csv": {"fields": FIELDS},
     "jsonl": {"fields": FIELDS},
     "npy": {"fields": FIELDS},
-    "text": {"tokens": Key("symbol", "how text becomes tokens: bytes", "bytes", evaluated=False)},
+    "text": {"tokens": Key("any", 'how text becomes tokens: bytes, or (bpe "tokenizer.json")', "bytes", evaluated=False)},
     "tokens": {"dtype": Key("symbol", "u16 or u32, little-endian", "u16", evaluated=False)},
+    "manifest": {
+        "fields": FIELDS,
+        "split": Key("text", "the manifest's split, where `batches` names none", evaluated=False),
+        "stages": Key("any", "(easy hard), or by step: ((easy :until 1000) (hard))", evaluated=False),
+    },
+    "extxyz": EXTXYZ_KEYS,
 }
-#: (format, key) -> the values it takes
-CHOICES = {("text", "tokens"): ("bytes",), ("tokens", "dtype"): ("u16", "u32")}
-LATER = ("extxyz", "manifest")
+PADDED = ("jsonl", "manifest")  # formats with lists of any length
 DATA_KEYS = {"split": Key("any", "((part share) …), shares sum to 1", evaluated=False)}
 BATCH_KEYS = {
-    "split": Key("symbol", "a part of the source's :split", evaluated=False),
+    "split": Key("symbol", "a part of the source's :split, or a split of its manifest", evaluated=False),
     "batch": Key("integer", "samples of one optimizer step, or of one evaluation batch", required=True, minimum=1),
     "shuffle": Key("boolean", "a permutation of its own for every epoch", False),
     "limit": Key("integer", "at most this many batches of an evaluation", minimum=1),
@@ -35,8 +40,13 @@ WINDOW_KEYS = BATCH_KEYS | {
     "context": Key("integer", "tokens of one window", required=True, minimum=1),
     "stride": Key("integer", "tokens from one window to the next; without it, :context", minimum=1),
 }
+GRAPH_KEYS = BATCH_KEYS | {
+    "buckets": Key("integer", "sizes of packed batches, each a graph of its own", 3, minimum=1),
+}
 #: head of a run's or evaluation's :data -> its keys
-WAYS = {"batches": BATCH_KEYS, "windows": WINDOW_KEYS}
+WAYS = {"batches": BATCH_KEYS, "windows": WINDOW_KEYS, "graphs": GRAPH_KEYS}
+#: what a source gives -> its name, and the way to make batches of it
+KINDS = {"rows": ("rows of fields", "batches"), "stream": ("one sequence of tokens", "windows"), "structures": ("atomic structures", "graphs")}
 
 
 def defdata(ev: Any, form: ListForm, env: Any, folder: str) -> DataSource:
@@ -47,8 +57,6 @@ def defdata(ev: Any, form: ListForm, env: Any, folder: str) -> DataSource:
         raise ev.error("E-EVAL-104", usage, form)
     source = items[2]
     name = source.head() or ""
-    if name in LATER:
-        raise ev.error("E-EVAL-115", f"the data format `{name}` is not in this version yet", source)
     if name not in FORMATS:
         raise ev.error("E-EVAL-107", f"there is no data format `{name}`", source, help=suggestion(name, FORMATS, "formats"))
     if len(source.items) < 2 or isinstance(source.items[1], Keyword):
@@ -59,17 +67,71 @@ def defdata(ev: Any, form: ListForm, env: Any, folder: str) -> DataSource:
     given = parse_keys(ev, name, source, source.items[2:], FORMATS[name], env)
     keys = parse_keys(ev, "defdata", form, items[3:], DATA_KEYS, env)
     split = _split(ev, keys["split"].form, env) if "split" in keys else ()
+    if split and name == "manifest":
+        raise ev.error("E-EVAL-103", "a manifest has its splits already; :split of defdata would divide them again", keys["split"].form,
+                       help='(manifest "…" :split train …), or (batches … :split train …)')
     fields = _fields(ev, given["fields"].form, env) if "fields" in given else ()
-    options = {key: _option(ev, name, key, given) for key in FORMATS[name] if key != "fields"}
+    for field in fields:
+        if field.pad is not None and name not in PADDED:
+            raise ev.error("E-EVAL-103", f"field `{field.name}`: every row of {name} has one length; :pad is for {' and '.join(PADDED)}", given["fields"].form)
+    options = OPTIONS[name](ev, given) if name in OPTIONS else {}
     return DataSource(items[1].name, name, str(location), folder, fields, options, split, form.span, source.items[1].span)
 
 
-def _option(ev: Any, name: str, key: str, given: dict[str, Given]) -> Any:
-    value, choices = value_of(given, FORMATS[name], key), CHOICES[name, key]
+def _text_options(ev: Any, given: dict[str, Given]) -> dict[str, Any]:
+    """`bytes` or `(bpe "tokenizer.json")`; the path is relative to the file, as the text's is."""
+    if "tokens" not in given:
+        return {"tokens": "bytes"}
+    value, form = given["tokens"].value, given["tokens"].form
+    if isinstance(value, Symbol) and value.name == "bytes":
+        return {"tokens": "bytes"}
+    if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], Symbol) and value[0].name == "bpe" and isinstance(value[1], str):
+        return {"tokens": "bpe", "tokenizer": value[1]}
+    shown = value.name if isinstance(value, Symbol) else "this"
+    raise ev.error("E-EVAL-103", f'text: :tokens is bytes or (bpe "tokenizer.json"), and not {shown}', form,
+                   help=suggestion(shown, ("bytes",), "values"))
+
+
+def _tokens_options(ev: Any, given: dict[str, Given]) -> dict[str, Any]:
+    value, choices = value_of(given, FORMATS["tokens"], "dtype"), ("u16", "u32")
     if value not in choices:
-        raise ev.error("E-EVAL-103", f"{name}: :{key} `{value}` is none of {', '.join(choices)}", given[key].form,
+        raise ev.error("E-EVAL-103", f"tokens: :dtype `{value}` is none of {', '.join(choices)}", given["dtype"].form,
                        help=suggestion(value, choices, "values"))
-    return value
+    return {"dtype": value}
+
+
+def _manifest_options(ev: Any, given: dict[str, Given]) -> dict[str, Any]:
+    options: dict[str, Any] = {}
+    if "split" in given:
+        options["split"] = given["split"].value
+    if "stages" in given:
+        options["stages"] = _stages(ev, given["stages"].value, given["stages"].form)
+    return options
+
+
+def _stages(ev: Any, value: Any, form: Form) -> list[list[Any]]:
+    """[[names, last step or None], …]: one phase of joined stages, or phases that follow one another by step."""
+    usage = ":stages is a list of stages to join, (easy hard), or of such lists by step, ((easy :until 1000) (hard))"
+    if not isinstance(value, tuple) or not value:
+        raise ev.error("E-EVAL-103", usage, form)
+    phases = value if isinstance(value[0], tuple) else (value,)
+    found: list[list[Any]] = []
+    for i, phase in enumerate(phases):
+        names = [item.name if isinstance(item, Symbol) else item for item in phase] if isinstance(phase, tuple) else []
+        until = None
+        if len(phase) > 2 and isinstance(phase[-2], Keyword):
+            names, until = names[:-2], phase[-1]
+            after = found[-1][1] if found else 0
+            if phase[-2].name != "until" or not isinstance(until, int) or isinstance(until, bool) or until <= after:
+                raise ev.error("E-EVAL-103", f"{usage}; the steps of :until grow", form)
+        if not names or not all(isinstance(name, str) for name in names) or (until is None) != (i == len(phases) - 1):
+            raise ev.error("E-EVAL-103", f"{usage}; every phase but the last has :until", form)
+        found.append([names, until])
+    return found
+
+
+#: format -> what it makes of its own keys: plain values, which a checkpoint keeps
+OPTIONS = {"text": _text_options, "tokens": _tokens_options, "manifest": _manifest_options, "extxyz": extxyz_options}
 
 
 def _fields(ev: Any, form: Form, env: Any) -> tuple[Field, ...]:
@@ -85,7 +147,7 @@ def _fields(ev: Any, form: Form, env: Any) -> tuple[Field, ...]:
 
 
 def _field(ev: Any, form: Form, env: Any) -> Field:
-    usage = "a field is (name dtype [shape] :scale number)"
+    usage = "a field is (name dtype [shape] :scale number :pad number)"
     if not isinstance(form, ListForm) or len(form.items) < 2 or not all(isinstance(i, Symbol) for i in form.items[:2]):
         raise ev.error("E-EVAL-104", usage, form)
     name, dtype = form.items[0].name, form.items[1].name
@@ -98,14 +160,32 @@ def _field(ev: Any, form: Form, env: Any) -> Field:
         if not isinstance(value, tuple) or not all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in value):
             raise ev.error("E-EVAL-103", f"field `{name}`: a shape is a list of positive integers, such as [64]", rest[0])
         shape, rest = tuple(int(n) for n in value), rest[1:]
-    scale = None
-    if rest:
-        if len(rest) != 2 or not isinstance(rest[0], Keyword) or rest[0].name != "scale":
+    numbers: dict[str, Any] = {"scale": None, "pad": None}
+    while rest:
+        if len(rest) < 2 or not isinstance(rest[0], Keyword) or rest[0].name not in numbers or numbers[rest[0].name] is not None:
             raise ev.error("E-EVAL-104", usage, rest[0])
-        scale = datum(ev, rest[1], env)
-        if not isinstance(scale, int | float | Fraction) or isinstance(scale, bool):
-            raise ev.error("E-EVAL-103", f"field `{name}`: :scale needs a number", rest[1])
-    return Field(name, dtype, shape, scale, form.span)
+        key, value = rest[0].name, datum(ev, rest[1], env)
+        if not isinstance(value, int | float | Fraction) or isinstance(value, bool):
+            raise ev.error("E-EVAL-103", f"field `{name}`: :{key} needs a number", rest[1])
+        if key == "pad":
+            _check_pad(ev, name, dtype, shape, value, rest[1])
+        numbers[key], rest = value, rest[2:]
+    return Field(name, dtype, shape, numbers["scale"], numbers["pad"], form.span)
+
+
+def _check_pad(ev: Any, name: str, dtype: str, shape: tuple[int, ...], value: Any, form: Form) -> None:
+    """The field takes lists, and the number has a place in its dtype."""
+    if not shape:
+        raise ev.error("E-EVAL-103", f"field `{name}` is one number; :pad fills up lists: ({name} {dtype} [128] :pad 0)", form)
+    sign, bits = dtype[0], dtype[1:]
+    if sign in "iu" and bits.isdigit():
+        low, high = (0, 2 ** int(bits) - 1) if sign == "u" else (-(2 ** (int(bits) - 1)), 2 ** (int(bits) - 1) - 1)
+        if not isinstance(value, int) or not low <= value <= high:
+            raise ev.error("E-EVAL-103", f"field `{name}`: :pad {value} is no {dtype} ({low}…{high})", form)
+    elif dtype == "bool" and value not in (0, 1):
+        raise ev.error("E-EVAL-103", f"field `{name}`: :pad of a bool is 0 or 1", form)
+    elif isinstance(value, Fraction):
+        raise ev.error("E-EVAL-103", f"field `{name}`: :pad is a whole number or a decimal one", form)
 
 
 def _split(ev: Any, form: Form, env: Any) -> tuple[tuple[str, Fraction], ...]:
@@ -133,25 +213,25 @@ def batches(ev: Any, form: Form, env: Any, sources: dict[str, DataSource], train
     if not isinstance(form, ListForm) or form.head() is None:
         raise ev.error("E-EVAL-103", ":data is a form such as (batches digits :split train :batch 64 :shuffle true)", form)
     way = form.head() or ""
-    if way == "graphs":
-        raise ev.error("E-EVAL-115", f"`{way}` is not in this version yet", form)
     if way not in WAYS:
         raise ev.error("E-EVAL-107", f"there is no way `{way}` to make batches", form, help=suggestion(way, WAYS, "ways"))
     if len(form.items) < 2 or not isinstance(form.items[1], Symbol):
-        example = "(batches digits :batch 64)" if way == "batches" else "(windows corpus :context 128 :batch 32)"
+        example = {"batches": "(batches digits :batch 64)", "windows": "(windows corpus :context 128 :batch 32)"}.get(way, "(graphs ethanol :batch 16)")
         raise ev.error("E-EVAL-104", f"{way} needs the name of a source first: {example}", form)
     name = form.items[1].name
     if name not in sources:
-        raise ev.error("E-EVAL-107", f"there is no data source `{name}`", form.items[1], help=suggestion(name, sources, "sources"))
+        raise ev.error("E-EVAL-107", f"there is no data source `{name}`", form.items[1], about=name, help=suggestion(name, sources, "sources"))
     source = sources[name]
-    if source.stream != (way == "windows"):
-        kind, other = ("one sequence of tokens", "windows") if source.stream else ("rows of fields", "batches")
+    kind, other = KINDS["structures" if source.structures else "stream" if source.stream else "rows"]
+    if way != other:
         raise ev.error("E-DATA-030", f"`{way}` cannot use the source `{name}`: `{source.format}` gives {kind}", form.items[1],
                        help=f"({other} {name} {':context 128 ' if source.stream else ''}:batch 32 …)")
     keys = WAYS[way]
     given = parse_keys(ev, way, form, form.items[2:], keys, env)
     split = value_of(given, keys, "split")
-    if split is not None and split not in dict(source.split):
+    if source.format == "manifest":
+        _check_manifest(ev, source, split, given, form, training)
+    elif split is not None and split not in dict(source.split):
         raise ev.error("E-EVAL-107", f"the source `{name}` has no part `{split}`", given["split"].form, help=suggestion(split, dict(source.split), f"parts of {name}"))
     if "limit" in given and training:
         raise ev.error("E-EVAL-103", ":limit counts the batches of an evaluation, and this is a run's :data", given["limit"].form, help="use :steps of the run")
@@ -159,6 +239,16 @@ def batches(ev: Any, form: Form, env: Any, sources: dict[str, DataSource], train
     if way == "windows" and values["stride"] is None:
         values["stride"] = values["context"]
     return Batches(source, split, span=form.span, **values)
+
+
+def _check_manifest(ev: Any, source: DataSource, split: str | None, given: dict[str, Given], form: Form, training: bool) -> None:
+    """Which splits and stages there are is known when the manifest is read; what cannot be meant is refused here."""
+    if split is not None and "split" in source.options:
+        raise ev.error("E-EVAL-103", f"the source `{source.name}` is the split `{source.options['split']}` of its manifest already",
+                       given["split"].form, help="leave :split out here, or in the manifest form")
+    if not training and len(source.options.get("stages", ())) > 1:
+        raise ev.error("E-EVAL-103", f"the stages of `{source.name}` switch by step, and an evaluation has no steps", form,
+                       help="evaluate on a source of its own, with :stages (easy hard)")
 
 
 def folder_of(path: str) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
-from sexpgpu.diagnostics import Related, SexpError, SexpErrors, fail, suggestion
+from sexpgpu.diagnostics import Diagnostic, Related, SexpError, SexpErrors, fail, one_or_all, problem, suggestion
 from sexpgpu.experiment.model import Knob
 from sexpgpu.experiment.schema import Key, datum, parse_keys
 from sexpgpu.forms import Form, Keyword, ListForm, Literal, Symbol
@@ -41,36 +41,44 @@ class Variant:
     form: ListForm
     extends: str | None
     values: dict[str, Form] = field(default_factory=dict)
+    keys: dict[str, Keyword] = field(default_factory=dict)
 
 
 def collect(ev: Any, files: list[list[Form]]) -> tuple[dict[str, Declared], dict[str, Variant]]:
     """Every top-level `defknob` and `defvariant` of the files, imports first."""
     knobs: dict[str, Declared] = {}
     variants: dict[str, Variant] = {}
+    errors: list[Diagnostic] = []
+    lost: set[str] = set()  # knobs whose form is wrong: that a variant sets one is no second mistake
     for forms in files:
         for form in forms:
-            if not isinstance(form, ListForm):
-                continue
-            if form.head() == "defknob":
-                knob = _declared(ev, form)
-                if knob.name in knobs:
-                    other = Related(knobs[knob.name].form.span, "first defined here")
-                    raise ev.error("E-KNOB-004", f"two knobs are named `{knob.name}`", form, related=[other])
-                knobs[knob.name] = knob
-            elif form.head() == "defvariant":
-                variant = _variant(ev, form)
-                if variant.name in variants:
-                    other = Related(variants[variant.name].form.span, "first defined here")
-                    raise ev.error("E-KNOB-004", f"two variants are named `{variant.name}`", form, related=[other])
-                variants[variant.name] = variant
+            head = form.head() if isinstance(form, ListForm) else None
+            try:
+                if head == "defknob":
+                    knob = _declared(ev, form)
+                    _once(ev, "knobs", knob, knobs)
+                elif head == "defvariant":
+                    _once(ev, "variants", _variant(ev, form), variants)
+            except SexpError as mistake:
+                errors += mistake.diagnostics
+                lost |= {item.name for item in form.items[1:2] if isinstance(item, Symbol)}
     for variant in variants.values():
         for name in variant.values:
-            if name not in knobs:
-                raise ev.error(
-                    "E-KNOB-001", f"variant `{variant.name}` sets `{name}`, and there is no such knob", variant.form,
+            if name not in knobs and name not in lost:
+                errors += ev.error(
+                    "E-KNOB-001", f"variant `{variant.name}` sets `{name}`, and there is no such knob", variant.keys[name],
                     help=suggestion(name, knobs, "knobs"),
-                )
+                ).diagnostics
+    if errors:
+        raise one_or_all(errors)
     return knobs, variants
+
+
+def _once(ev: Any, what: str, made: Any, table: dict[str, Any]) -> None:
+    if made.name in table:
+        raise ev.error("E-KNOB-004", f"two {what} are named `{made.name}`", made.form, help="rename or remove one of them",
+                       related=[Related(table[made.name].form.span, "first defined here")])
+    table[made.name] = made
 
 
 def _declared(ev: Any, form: ListForm) -> Declared:
@@ -102,7 +110,7 @@ def _variant(ev: Any, form: ListForm) -> Variant:
         elif key.name in variant.values:
             raise ev.error("E-KNOB-004", f"variant `{variant.name}` sets `{key.name}` twice", key)
         else:
-            variant.values[key.name] = value
+            variant.values[key.name], variant.keys[key.name] = value, key
     return variant
 
 
@@ -132,8 +140,15 @@ def resolve(ev: Any, knobs: dict[str, Declared], variants: dict[str, Variant], c
     defaults: dict[str, Any] = {}
     alone = env.child({})
     for declared in knobs.values():
-        defaults[declared.name] = ev.eval(declared.default, alone)
+        try:
+            defaults[declared.name] = ev.eval(declared.default, alone)
+        except SexpError as mistake:
+            errors += [SexpError(_sooner(d, declared, knobs)) for d in ev.news(mistake)]
+            ev.lost.add(declared.name)
+            continue
         alone.define(declared.name, defaults[declared.name], declared.form.span)
+    if errors:
+        raise one_or_all(d for e in errors for d in e.diagnostics)
     from_variant = _variant_values(ev, variants, chosen, alone)
     result: dict[str, Knob] = {}
     final = env.child({})
@@ -148,6 +163,18 @@ def resolve(ev: Any, knobs: dict[str, Declared], variants: dict[str, Variant], c
     if errors:
         raise SexpErrors(d for e in errors for d in e.diagnostics)
     return result
+
+
+def _sooner(d: Diagnostic, declared: Declared, knobs: dict[str, Declared]) -> Diagnostic:
+    """An unknown name that is a knob of a later line: what is missing is the order."""
+    later = knobs.get(d.about) if d.code == "E-EVAL-001" else None
+    span = later.form.span if later is not None else None
+    if later is None or span is None:
+        return d
+    what = "itself" if later is declared else f"`{later.name}`, which is defined later, at line {span.source.line_column(span.start)[0]}"
+    help_ = "give it a value" if later is declared else f"move (defknob {later.name} …) before (defknob {declared.name} …)"
+    return problem("E-KNOB-010", f"the default of knob `{declared.name}` reads {what}", d.span, about=d.about, help=help_,
+                   related=[] if later is declared else [Related(span, f"`{later.name}` is defined here")]).diagnostic
 
 
 def _error(code: str, message: str, span: Any, **facts: Any) -> SexpError:
@@ -180,6 +207,9 @@ def _choose(ev: Any, declared: Declared, sets: dict[str, str], variant: dict[str
     default = plain(ev.eval(declared.default, env))
     one_of = _one_of(ev, declared, keys["one-of"]) if "one-of" in keys else None
     minimum, maximum = (keys[k].value if k in keys else None for k in ("min", "max"))
+    if minimum is not None and maximum is not None and not minimum <= maximum:
+        raise ev.error("E-KNOB-011", f"knob {declared.name}: :min {_text(minimum)} is above :max {_text(maximum)}, so no value fits",
+                       keys["min"].form, help=f"exchange them: :min {_text(maximum)} :max {_text(minimum)}")
     value, source, via, at = default, "default", "", declared.form.span
     if declared.name in variant:
         raw, form = variant[declared.name]

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
+from math import isfinite
 from typing import Any
 
 from sexpgpu.diagnostics import problem, suggestion
 from sexpgpu.experiment.trace import TAP_NAME, Trace, text
 from sexpgpu.forms import ListForm, Literal, Symbol
 from sexpgpu.ir import DTYPES
-from sexpgpu.lisp.tensors import NODE_UNITS, origin
+from sexpgpu.lisp.tensors import NODE_UNITS, origin, real
 from sexpgpu.lisp.values import Callable, Tensor, knobs_of, show, truthy
 from sexpgpu.ops import build
 from sexpgpu.source import Span
 
 #: initial value -> its settings and their defaults
-INITIALS = {"normal": {"mean": 0.0, "std": 1.0}, "uniform": {"low": -1.0, "high": 1.0}, "zeros": {}, "ones": {}, "constant": {"value": 0.0}}
+INITIALS = {"normal": {"mean": 0.0, "std": 1.0}, "uniform": {"low": -1.0, "high": 1.0}, "zeros": {}, "ones": {}, "constant": {"value": 0.0},
+            "orthogonal": {"gain": 1.0}}
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,14 @@ class InitialFunction(Callable):
                 raise problem("E-EVAL-101", f"`{self.name}` has no key :{key}", span, help=suggestion(key, settings, "keys"))
             if not isinstance(value, int | float | Fraction) or isinstance(value, bool):
                 raise problem("E-EVAL-103", f"`{self.name}`: :{key} needs a number", span)
-            settings[key] = float(value)
+            settings[key] = real(value, f"`{self.name}`: :{key}", span)
+            if not isfinite(settings[key]):
+                raise problem("E-EVAL-103", f"`{self.name}`: :{key} is {settings[key]:g}, and an initial value is finite", span)
+        if settings.get("std", 0) < 0:
+            raise problem("E-EVAL-103", f"`normal`: :std is {settings['std']:g}, and a deviation is 0 or more", span, help=f"(normal :std {-settings['std']:g})")
+        if self.name == "uniform" and settings["low"] > settings["high"]:
+            low, high = settings["low"], settings["high"]
+            raise problem("E-EVAL-103", f"`uniform`: :low {low:g} is above :high {high:g}", span, help=f"(uniform :low {high:g} :high {low:g})")
         return Initial(self.name, tuple(settings.items()))
 
 
@@ -87,7 +96,7 @@ def tracing(ev: Any, what: str, span: Span | None) -> Trace:
     return ev.trace
 
 
-def _shape(value: Any, what: str, span: Span | None) -> tuple[int, ...]:
+def sizes_of(value: Any, what: str, span: Span | None) -> tuple[int, ...]:
     sizes = value if isinstance(value, tuple) else (value,)
     for size in sizes:
         if not isinstance(size, int) or isinstance(size, bool) or size < 0:
@@ -118,7 +127,10 @@ class Declare(Callable):
         dtype = dtype.name if isinstance(dtype, Symbol) else str(dtype)
         if dtype not in DTYPES or (kind == "param" and dtype != "f32"):
             raise problem("E-EVAL-103", f"{kind}: :dtype {dtype} is not possible", span, help="parameters are f32; :precision decides the arithmetic")
-        shape = _shape(args[1], f'{kind} "{args[0]}"', span)
+        shape = sizes_of(args[1], f'{kind} "{args[0]}"', span)
+        if init.kind == "orthogonal" and len(shape) < 2:
+            raise problem("E-EVAL-103", f'{kind} "{args[0]}": `orthogonal` starts a matrix or a kernel, and the shape is {list(shape)}', span,
+                          help="start a vector by zeros, ones or normal")
 
         def make(path: str) -> Any:
             with ev.provenance.origins.at(origin(ev, span)):
@@ -183,7 +195,7 @@ class Variable(Callable):
     def call(self, ev: Any, args: list[Any], kwargs: dict[str, Any], span: Span | None) -> Tensor:
         if len(args) != 1 or kwargs or not isinstance(args[0], Tensor):
             raise problem("E-EVAL-104", "(variable tensor)", span)
-        ev.spend(NODE_UNITS, None)
+        ev.spend(NODE_UNITS, "graph nodes")
         path = ev.trace.path_text() if ev.trace is not None else ""
         key = ("variable", path, ev.trace.entry if ev.trace is not None else "")
         number = ev.trace.draws[key] if ev.trace is not None else self.count
@@ -200,7 +212,7 @@ class StepNumber(Callable):
     def call(self, ev: Any, args: list[Any], kwargs: dict[str, Any], span: Span | None) -> Tensor:
         if args or kwargs:
             raise problem("E-EVAL-104", "(step)", span)
-        ev.spend(NODE_UNITS, None)
+        ev.spend(NODE_UNITS, "graph nodes")
         with ev.provenance.origins.at(origin(ev, span)):
             return Tensor(build("step"))
 
@@ -231,7 +243,7 @@ def deflayer(ev: Any, form: ListForm, env: Any) -> Any:
     if isinstance(items[3], Literal) and isinstance(items[3].value, str) and not getattr(closure, "doc", ""):
         closure.doc = items[3].value
     layer = LayerFunction(closure)
-    env.define(items[1].name, layer, form.span)
+    env.define(items[1].name, layer, items[1].span)
     return layer
 
 

@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from sexpgpu.diagnostics import SexpError, SexpErrors, problem, suggestion
+from sexpgpu.diagnostics import Diagnostic, Related, SexpError, one_or_all, problem, suggestion
 from sexpgpu.experiment import layers, optimizers, runs
 from sexpgpu.experiment.data import defdata, folder_of
 from sexpgpu.experiment.knobs import collect, parse_sets, resolve
 from sexpgpu.experiment.model import DataSource, Eval, Experiment, Knob, Run, SourceText
+from sexpgpu.experiment.structures import statistic
 from sexpgpu.forms import Form, ListForm, Symbol
 from sexpgpu.lisp import tensors
 from sexpgpu.lisp.builtins import BUILTINS
@@ -56,7 +57,7 @@ class _Forms:
         name = form.items[1].name if len(form.items) > 1 and isinstance(form.items[1], Symbol) else ""
         knob = self.knobs.get(name)
         if knob is None or knob.span != form.span:
-            raise ev.error("E-EVAL-105", "defknob stands at the top level of a file", form)
+            raise ev.error("E-EVAL-105", "defknob stands at the top level of a file", form, help="move it out of the form around it")
         value = with_knobs(knob.value, frozenset([name]))
         env.define(name, value, form.span)
         return value
@@ -67,9 +68,13 @@ class _Forms:
     def defdata(self, ev: Any, form: ListForm, env: Any) -> Any:
         source = defdata(ev, form, env, self.folder)
         if source.name in self.sources:
-            raise ev.error("E-EVAL-105", f"two data sources are named `{source.name}`", form)
+            raise ev.error("E-EVAL-105", f"two data sources are named `{source.name}`", form, help="give one of them another name",
+                           related=[Related(self.sources[source.name].span, "the first one")])
         self.sources[source.name] = source
         return ()
+
+    def statistic(self, ev: Any, form: ListForm, env: Any) -> Any:
+        return statistic(ev, form, env, self.sources)
 
     def defeval(self, ev: Any, form: ListForm, env: Any) -> Any:
         return self._later(ev, form, env, self.evals)
@@ -79,10 +84,11 @@ class _Forms:
 
     def _later(self, ev: Any, form: ListForm, env: Any, table: dict[str, tuple[ListForm, Any]]) -> Any:
         if len(form.items) < 2 or not isinstance(form.items[1], Symbol):
-            raise ev.error("E-EVAL-104", f"{form.head()} needs a name first", form)
+            raise ev.error("E-EVAL-104", f"{form.head()} needs a name first", form, help=f"write ({form.head()} name :data …)")
         name = form.items[1].name
         if name in table:
-            raise ev.error("E-EVAL-105", f"two {form.head()}s are named `{name}`", form)
+            raise ev.error("E-EVAL-105", f"two {form.head()}s are named `{name}`", form, help="give one of them another name",
+                           related=[Related(table[name][0].span, "the first one")])
         table[name] = (form, env)
         return ()
 
@@ -92,8 +98,8 @@ def load(path: str, selection: Selection, stdlib: str | None = None) -> Loaded:
     loader = Loader(path, Path(stdlib)) if stdlib else Loader(path)
     forms = _Forms(folder_of(path))
     op_natives = tensors.natives()
-    specials = {name: getattr(forms, name) for name in ("defknob", "defvariant", "defdata", "defeval", "defrun")}
-    specials |= {way: _misplaced for way in ("batches", "windows")}
+    specials = {name: getattr(forms, name) for name in ("defknob", "defvariant", "defdata", "defeval", "defrun", "statistic")}
+    specials |= {way: _misplaced for way in ("batches", "windows", "graphs")}
     specials |= {"deflayer": layers.deflayer, "defoptimizer": optimizers.defoptimizer, "by-path": optimizers.by_path}
     natives = {**op_natives, **layers.natives(op_natives)}
     own = {name: function for name, function in natives.items() if name not in BUILTINS}  # a builtin hands tensors to the op
@@ -108,9 +114,14 @@ def load(path: str, selection: Selection, stdlib: str | None = None) -> Loaded:
     knobs, variants = collect(ev, files)
     forms.knobs = resolve(ev, knobs, variants, selection.variant, parse_sets(list(selection.sets)), _builtins_only(ev))
     ev.provenance.knob_places = {k.name: f"{k.source}{' ' + k.via if k.source == 'variant' else ''}, {k.place}" for k in forms.knobs.values()}
-    ev.load_main()
-
-    evals, run_table, overrides = _read(ev, forms, selection)
+    errors: list[Diagnostic] = []
+    try:
+        ev.load_main()
+    except SexpError as mistake:
+        if any(d.code == "E-EVAL-041" for d in mistake.diagnostics):
+            raise  # nothing more can be evaluated
+        errors += mistake.diagnostics
+    evals, run_table, overrides = _read(ev, forms, selection, errors)
     read = _symbols(files)
     final = {n: replace(k, used=read.get(n, 0) > 0, decides=tuple(decided.get(n, ()))) for n, k in forms.knobs.items()}
     texts = tuple(SourceText(name, text) for name, text in loader.texts)
@@ -141,9 +152,8 @@ def choose_run(experiment: Experiment, name: str | None) -> Run:
     return runs_[name]
 
 
-def _read(ev: Any, forms: _Forms, selection: Selection) -> tuple[dict[str, Eval], dict[str, Run], dict[str, Knob]]:
-    """Evaluations, runs and the overrides' records; mistakes of several forms are reported together."""
-    errors: list[SexpError] = []
+def _read(ev: Any, forms: _Forms, selection: Selection, errors: list[Diagnostic]) -> tuple[dict[str, Eval], dict[str, Run], dict[str, Knob]]:
+    """Evaluations, runs and the overrides' records; raises with their mistakes those that were found before."""
     evals: dict[str, Eval] = {}
     table: dict[str, Run] = {}
     overrides: dict[str, Knob] = {}
@@ -158,7 +168,8 @@ def _read(ev: Any, forms: _Forms, selection: Selection) -> tuple[dict[str, Eval]
             if selection.eval_every is not None:
                 override(f"eval/{name}/every", selection.eval_every, runs.stated(ev, form, env, "every"), "--eval-every", form)
         except SexpError as e:
-            errors.append(e)
+            errors += ev.news(e)
+            ev.lost.add(name)
     for name, (form, env) in forms.runs.items():
         try:
             table[name] = runs.read_run(ev, form, env, forms.sources, evals, selection.steps, selection.diagnostics)
@@ -168,10 +179,9 @@ def _read(ev: Any, forms: _Forms, selection: Selection) -> tuple[dict[str, Eval]
                 stated = runs.stated(ev, form, env, "diagnostics")
                 override(f"run/{name}/diagnostics", selection.diagnostics, stated, selection.diagnostics_via, form)
         except SexpError as e:
-            if not errors:  # an evaluation that could not be read makes its run fail too
-                errors.append(e)
+            errors += ev.news(e)
     if errors:
-        raise errors[0] if len(errors) == 1 else SexpErrors(d for e in errors for d in e.diagnostics)
+        raise one_or_all(errors)
     return evals, table, overrides
 
 

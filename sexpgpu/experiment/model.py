@@ -31,13 +31,15 @@ class Knob:
 
 @dataclass(frozen=True)
 class Field:
-    """One field of a source: a tensor a sample. `scale` multiplies after parsing."""
+    """One field of a source: a tensor a sample. `scale` multiplies after parsing; `pad` fills up shorter lists."""
 
     name: str
     dtype: str
     shape: tuple[int, ...] = ()
     scale: Fraction | float | int | None = None
+    pad: int | float | None = None
     span: Span | None = None
+    rows: int | None = None  # of a packed batch: the size of axis 0, which is not the samples
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,33 @@ class DataSource:
     @property
     def stream(self) -> bool:
         """Whether it is one long sequence of tokens, which `windows` cuts, and not rows of fields."""
-        return not self.fields
+        return not self.fields and not self.structures
+
+    @property
+    def structures(self) -> bool:
+        """Whether its samples are atomic structures, which `graphs` packs."""
+        return self.format == "extxyz"
+
+
+#: field of a packed batch -> dtype, shape, and what its rows are
+GRAPH_FIELDS: dict[str, tuple[str, tuple[int, ...], str]] = {
+    "positions": ("f32", (3,), "atoms"),
+    "species": ("i32", (), "atoms"),  # places in :elements
+    "graph": ("i32", (), "atoms"),  # structure of each atom
+    "atom-mask": ("f32", (), "atoms"),
+    "senders": ("i32", (), "edges"),
+    "receivers": ("i32", (), "edges"),  # ascending
+    "offsets": ("f32", (3,), "edges"),  # of the sender's periodic image
+    "edge-mask": ("f32", (), "edges"),
+    "cell": ("f32", (3, 3), "structures"),
+    "volume": ("f32", (), "structures"),  # 1 without a cell
+    "atoms": ("f32", (), "structures"),  # how many, at least 1
+    "graph-mask": ("f32", (), "structures"),
+    "energy": ("f32", (), "structures"),
+    "forces": ("f32", (3,), "atoms"),
+    "stress": ("f32", (6,), "structures"),  # xx yy zz yz xz xy
+}
+NOMINAL = (32, 1024)  # atoms and edges of a structure, where no data was looked at
 
 
 @dataclass(frozen=True)
@@ -75,10 +103,22 @@ class Batches:
     span: Span | None = None
     context: int | None = None
     stride: int | None = None
+    buckets: int = 1
+    capacities: tuple[tuple[int, int, int], ...] = ()  # structures, atoms, edges of each size, from a scan, ascending
+
+    @property
+    def capacity(self) -> tuple[int, int, int]:
+        """Structures, atoms and edges of the largest packed batch. The last structure and atom are never real."""
+        return self.capacities[-1] if self.capacities else (self.batch + 1, self.batch * NOMINAL[0] + 1, self.batch * NOMINAL[1])
 
     @property
     def fields(self) -> tuple[Field, ...]:
-        """What a sample has: the source's fields, or a window's tokens and the tokens one later."""
+        """What a sample has: the source's fields, a window's tokens and the tokens one later, or a packed batch's parts."""
+        if self.source.structures:
+            rows = dict(zip(("structures", "atoms", "edges"), self.capacity, strict=True))
+            labels = ("energy", "forces", "stress")
+            return tuple(Field(name, dtype, shape, rows=rows[of]) for name, (dtype, shape, of) in GRAPH_FIELDS.items()
+                         if name not in labels or name in self.source.options["required"])
         if self.context is None:
             return self.source.fields
         return (Field("tokens", "i32", (self.context,)), Field("targets", "i32", (self.context,)))

@@ -7,7 +7,7 @@ from typing import Any
 
 from sexpgpu.diagnostics import Related, problem
 from sexpgpu.experiment.globs import matches
-from sexpgpu.experiment.layers import Initial, as_initial
+from sexpgpu.experiment.layers import Initial, as_initial, sizes_of
 from sexpgpu.forms import Form, Keyword, ListForm, Literal, Symbol
 from sexpgpu.ir import Node
 from sexpgpu.lisp.tensors import as_node
@@ -103,7 +103,7 @@ def defoptimizer(ev: Any, form: ListForm, env: Any) -> Any:
     full = ListForm((*parameters.items[:2], *names, *parameters.items[2:]), span=parameters.span)
     closure = ev.make_closure(name, full, rest[1:] if doc else rest, env, form.span)
     definition = Definition(name, str(doc), closure, slots, env, form.span)
-    env.define(name, definition, form.span)
+    env.define(name, definition, items[1].span)
     return definition
 
 
@@ -134,7 +134,7 @@ def trace_update(ev: Any, optimizer: Optimizer, param: Node, gradient: Node, pat
             names = [p if isinstance(p, str) else p.name for p in definition.parameters.required[:1]]
             scope.define(names[0], Tensor(param), None)
             value = ev.eval(slot.shape, scope)
-            shape = tuple(int(n) for n in value)
+            shape = sizes_of(value, f"the shape of slot `{slot.name}`", slot.shape.span)
         leaves.append(build("slot", path=path, slot=slot.name, shape=shape, dtype="f32"))
     args = [Tensor(param), Tensor(gradient), *(Tensor(leaf) for leaf in leaves)]
     result = ev.call(definition.closure, args, optimizer.settings, optimizer.span)

@@ -1,4 +1,4 @@
-"""Traces one function of a file as an entry that is not trained: what `predict` computes."""
+"""Traces one function of a file as an entry that is not the loss: what `predict` and the Python modules compute."""
 
 from __future__ import annotations
 
@@ -26,17 +26,11 @@ def trace_function(
     ev: Any, function: Any, fields: Mapping[str, tuple[str, tuple[int, ...]]], samples: int, registry: Registry
 ) -> tuple[Node, ...]:
     """The tensors that it returns for `samples` rows. `fields`: parameter -> (dtype, shape of a row), all of them."""
-    trace = Trace(function.name, registry, False, False)
     args = [
         Tensor(build("input", name=name, dtype=fields[name][0], shape=(samples, *fields[name][1]), batch=True))
         for name in function.parameters.required
     ]
-    before, ev.trace = ev.trace, trace
-    try:
-        value = ev.call(function, args, {}, function.span)
-        trace.close()
-    finally:
-        ev.trace = before
+    value, _ = trace_call(ev, function, args, {}, registry, False)
     found = value if isinstance(value, tuple) else (value,)
     for item in found:
         if not isinstance(item, Tensor) or item.node.type.shape[:1] != (samples,):
@@ -46,3 +40,17 @@ def trace_function(
     if not found:
         raise problem("E-CKPT-034", f"`{function.name}` returned nothing", function.span)
     return tuple(item.node for item in found)
+
+
+def trace_call(
+    ev: Any, function: Any, args: list[Any], kwargs: dict[str, Any], registry: Registry, training: bool
+) -> tuple[Any, dict[str, Node]]:
+    """The value of one call, and full path -> new value of the states that it writes (in training only)."""
+    trace = Trace(function.name, registry, training, False)
+    before, ev.trace = ev.trace, trace
+    try:
+        value = ev.call(function, args, kwargs, function.span)
+        trace.close()
+    finally:
+        ev.trace = before
+    return value, trace.updates

@@ -72,6 +72,8 @@ def read_eval(ev: Any, form: ListForm, env: Any, sources: dict[str, DataSource],
     """One evaluation; `every` is the flag's override."""
     given = _given(ev, "defeval", form, EVAL_KEYS, env)
     weights = value_of(given, EVAL_KEYS, "weights")
+    if isinstance(given["metrics"].form, ListForm) and not given["metrics"].form.items:
+        raise ev.error("E-EVAL-103", f"evaluation `{form.items[1].name}` has no metric to compute", given["metrics"].form, help="for example :metrics ((loss my-loss)); leave the defeval out to evaluate nothing")
     if weights not in ("raw", "ema"):
         raise ev.error("E-EVAL-103", f"there are no weights `{weights}`", given["weights"].form, help=suggestion(weights, ("raw", "ema"), "weights"))
     return Eval(
@@ -93,13 +95,15 @@ def read_run(ev: Any, form: ListForm, env: Any, sources: dict[str, DataSource], 
     if not isinstance(value["optimizer"], Optimizer | ByPath):
         raise ev.error("E-EVAL-103", "defrun: :optimizer needs an optimizer with its settings", given["optimizer"].form, help="for example (adamw :lr 1e-3)")
     data = batches(ev, given["data"].form, env, sources, training=True)
+    if data.source.structures and value["accumulate"] > 1:
+        raise ev.error("E-EVAL-115", "packed structures in several micro-batches are not in this version yet", given["accumulate"].form, help="leave :accumulate out, and take a smaller :batch")
     if data.batch % value["accumulate"]:
         raise ev.error("E-RUN-104", f":accumulate {value['accumulate']} does not divide :batch {data.batch}", given["accumulate"].form, help="choose a divisor of the batch")
     chosen = tuple(evals.values())
     if value["evals"] is not None:
         for name in value["evals"]:
             if name not in evals:
-                raise ev.error("E-EVAL-107", f"there is no defeval `{name}`", given["evals"].form, help=suggestion(name, evals, "evaluations"))
+                raise ev.error("E-EVAL-107", f"there is no defeval `{name}`", given["evals"].form, about=name, help=suggestion(name, evals, "evaluations"))
             if value["evals"].count(name) > 1:
                 raise ev.error("E-EVAL-104", f":evals names `{name}` twice", given["evals"].form, help="name each evaluation once")
         chosen = tuple(evals[name] for name in value["evals"])
@@ -113,6 +117,8 @@ def read_run(ev: Any, form: ListForm, env: Any, sources: dict[str, DataSource], 
                 help="add :ema 0.999 to the run, or say :weights raw",
             )
     clip = value["clip-norm"]
+    if clip is not None and not clip > 0:
+        raise ev.error("E-EVAL-103", f"defrun {form.items[1].name}: :clip-norm is {clip}, and every gradient would become 0", given["clip-norm"].form, help="leave :clip-norm out to clip nothing")
     return Run(
         name=form.items[1].name,
         data=data,
@@ -145,7 +151,7 @@ def _keep_best(ev: Any, given: Given, evals: tuple[Eval, ...]) -> KeepBest:
         raise ev.error("E-EVAL-104", ":keep-best is (eval metric), or (eval metric max)", form, help="for example :keep-best (valid loss)")
     table = {e.name: e for e in evals}
     if names[0] not in table:
-        raise ev.error("E-EVAL-107", f":keep-best: the run has no evaluation `{names[0]}`", form, help=suggestion(names[0], table, "evaluations"))
+        raise ev.error("E-EVAL-107", f":keep-best: the run has no evaluation `{names[0]}`", form, about=names[0], help=suggestion(names[0], table, "evaluations"))
     metrics = [m.name for m in table[names[0]].metrics]
     if names[1] not in metrics:
         raise ev.error("E-EVAL-107", f":keep-best: evaluation `{names[0]}` has no metric `{names[1]}`", form, help=suggestion(names[1], metrics, "metrics"))

@@ -52,6 +52,7 @@ class Spec:
     init: Any
     node: Node
     span: Span | None
+    call: Span | None = None  # the user's own text that led to it, where `span` lies in the library
 
 
 @dataclass
@@ -111,6 +112,12 @@ class Trace:
             key = (outer.path, layer)  # a shared scope is entered again with its counters at zero: the most of one visit counts
             self.calls[key] = max(self.calls[key], outer.calls[layer])
         path = (*outer.path, step)
+        if share and "call:" + text(path) not in self.seen:
+            what = f"`{text(path)}`" if name is not None else f"`{layer}`"
+            raise problem(
+                "E-EVAL-130", f":share true, and there is no earlier call {'at' if name is not None else 'of'} {what} in this entry ({self.entry})",
+                span, help="leave :share out of the first call; the later ones say it",
+            )
         self._claim("call:" + text(path), text(path), share, span)
         self.scopes.append(Scope(path, shared=outer.shared or share))
         try:
@@ -133,7 +140,8 @@ class Trace:
         _check_name(name, f"a {kind}'s name", span)
         path = (*self.path, Step(name))
         key = text(path)
-        self._claim("leaf:" + key, key, False, span)
+        user = ev.users_place(span)
+        self._claim("leaf:" + key, key, False, user)
         known = self.registry.specs.get(key)
         if known is None:
             if not self.decides:
@@ -142,14 +150,14 @@ class Trace:
                     help="a metric or an evaluation uses what the loss trains: call the same layers under the same names",
                     notes=suggestion(key, self.registry.specs, "paths of the loss"),
                 )
-            ev.spend(1000, None)
-            known = Spec(kind, path, shape, dtype, init, make(key), span)
+            ev.spend(1000, "parameters")
+            known = Spec(kind, path, shape, dtype, init, make(key), span, user)
             self.registry.specs[key] = known
         elif (known.kind, known.shape, known.dtype, known.init) != (kind, shape, dtype, init):
             raise problem(
                 "E-EVAL-108", f"`{key}` is a {known.kind} {known.dtype}{list(known.shape)} started as {known.init}; here it is a "
                 f"{kind} {dtype}{list(shape)} started as {init}", span,
-                related=[Related(known.span, "first made here")] if known.span else [],
+                related=[Related(known.call, "first made here")] if known.call else [],
             )
         return known
 
@@ -169,9 +177,11 @@ class Trace:
             name = self.registry.outward(spec.path)
             other = by_name.setdefault(name, spec)
             if other is not spec:
+                inside = [Related(spec.span, f"`{spec.path[-1]}` is made in the library here")] if spec.span != spec.call else []
                 raise problem(
-                    "E-EVAL-108", f"two {spec.kind}s have the outward name `{name}`: {text(other.path)} and {text(spec.path)}", spec.span,
-                    related=[Related(other.span, "the other one")] if other.span else [], help="give one of the calls a :name",
+                    "E-EVAL-108", f"two {spec.kind}s have the outward name `{name}`: {text(other.path)} and {text(spec.path)}", spec.call,
+                    label="one of them is made by this", help='give one of the calls another :name',
+                    related=[*([Related(other.call, "the other one is made by this")] if other.call else []), *inside],
                 )
 
 

@@ -6,10 +6,11 @@ functions by parameter name.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
-from sexpgpu.diagnostics import problem, suggestion
+from sexpgpu.diagnostics import Diagnostic, Related, SexpError, nearest, note_warning, one_or_all, problem, suggestion
 from sexpgpu.experiment.globs import matches
 from sexpgpu.experiment.layers import Initial
 from sexpgpu.experiment.model import Batches, Eval, Field, Metric, Run, renames
@@ -72,21 +73,27 @@ class TracedRun:
     learning_rates: dict[str, Node]  # group -> rate; the only group is ""
     origins: Origins
     registry: Registry
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[Diagnostic, ...] = ()
 
 
 def trace_entry(ev: Any, metric: Metric, data: Batches, samples: int, registry: Registry, training: bool, decides: bool) -> tuple[Entry, Trace]:
     """Calls the entry's function on fields of `samples` rows."""
     trace = Trace(metric.name, registry, training, decides)
     known = {f.name: f for f in data.fields}
-    parameters = metric.function.parameters
+    parameters = getattr(metric.function, "parameters", None)
+    if not hasattr(parameters, "required"):
+        raise problem(
+            "E-EVAL-103", f"`{metric.name}` is the builtin `{metric.function.name}`, which says no fields by its parameters", metric.span,
+            help=f"define a function of fields that calls it: (defun f (x) ({metric.function.name} x))",
+        )
     args = []
     for parameter in parameters.required:
         name = parameter if isinstance(parameter, str) else parameter.name
         if name not in known:
             raise problem(
-                "E-EVAL-109", f"`{metric.name}` takes a field `{name}`, and the source `{data.source.name}` has none", metric.function.span or metric.span,
-                help=suggestion(name, known, f"fields of {data.source.name}"),
+                "E-EVAL-109", f"`{metric.name}` takes a field `{name}`, and the source `{data.source.name}` has none",
+                parameter_place(metric.function.span, name) or metric.span, help=suggestion(name, known, f"fields of {data.source.name}"),
+                related=[Related(data.source.span, f"the source `{data.source.name}` is defined here", quoted=False)],
             )
         args.append(_field(known[name], samples))
     given = len(parameters.required) == len(args)
@@ -99,12 +106,35 @@ def trace_entry(ev: Any, metric: Metric, data: Batches, samples: int, registry: 
     try:
         value = ev.call(metric.function, args, kwargs, metric.span)
         trace.close()
+    except SexpError as mistake:
+        raise _with_fields(mistake, (*args, *kwargs.values()), known) from None
     finally:
         ev.trace = before
     return _entry(metric, value, samples), trace
 
 
+def parameter_place(span: Span | None, name: str) -> Span | None:
+    """Where a function's text first has the name after its own: the parameter."""
+    if span is None:
+        return None
+    found = re.compile(rf"(?<![^\s()\[\]]){re.escape(name)}(?![^\s()\[\]])").search(span.text, max(span.text.find("(", 1), 0))
+    return Span(span.source, span.start + found.start(), span.start + found.end()) if found else span
+
+
+def _with_fields(mistake: SexpError, given: tuple[Tensor, ...], fields: dict[str, Field]) -> SexpError:
+    """A mistake of shapes may begin where a field's shape is said: shows those places."""
+    if not mistake.diagnostic.code.startswith("E-SHAPE"):
+        return mistake
+    names = [tensor.node.attrs["name"] for tensor in given]
+    return mistake.with_related(*(
+        Related(fields[name].span, f"field `{name}` is {tensor.node.type}, as said here", quoted=False)
+        for name, tensor in zip(names, given, strict=True) if fields[name].span is not None
+    ))
+
+
 def _field(field_: Field, samples: int) -> Tensor:
+    if field_.rows is not None:
+        return Tensor(build("input", name=field_.name, dtype=field_.dtype, shape=(field_.rows, *field_.shape), batch=False))
     return Tensor(build("input", name=field_.name, dtype=field_.dtype, shape=(samples, *field_.shape), batch=True))
 
 
@@ -124,14 +154,16 @@ def _entry(metric: Metric, value: Any, samples: int) -> Entry:
 
 def _scalar(metric: Metric, node: Node, span: Span | None) -> None:
     if node.type.shape or not node.type.is_float:
-        raise problem("E-EVAL-110", f"`{metric.name}` must return a float scalar, and returned {node.type}", span, help="reduce it with `mean` or `sum`")
+        raise problem("E-EVAL-110", f"`{metric.name}` must return a float scalar, and returned {node.type}", span,
+                      related=[Related(metric.function.span, f"`{metric.function.name}` is defined here")] if metric.function.span else [],
+                      help="reduce it with `mean` or `sum`: (mean …)")
 
 
 def trace_run(ev: Any, run: Run, samples: int) -> TracedRun:
     """Everything a training step needs, at `samples` rows a micro-batch."""
     registry = Registry()
     loss, trace = trace_entry(ev, run.loss, run.data, samples, registry, training=True, decides=True)
-    metrics = tuple(trace_entry(ev, m, run.data, samples, registry, False, False)[0] for m in run.metrics)
+    metrics = trace_all(ev, run.metrics, run.data, samples, registry)
     outward = {key: registry.outward(spec.path) for key, spec in registry.specs.items()}
     params = {outward[k]: s for k, s in registry.specs.items() if s.kind == "param"}
     states = {outward[k]: s for k, s in registry.specs.items() if s.kind == "state"}
@@ -195,7 +227,7 @@ def _learning_rates(ev: Any, groups: dict[str, Optimizer]) -> dict[str, Node]:
     return rates
 
 
-def _select_taps(run: Run, trace: Trace, registry: Registry) -> tuple[tuple[TapNode, ...], tuple[str, ...], tuple[str, ...]]:
+def _select_taps(run: Run, trace: Trace, registry: Registry) -> tuple[tuple[TapNode, ...], tuple[str, ...], tuple[Diagnostic, ...]]:
     chosen: dict[str, TapNode] = {}
     names: list[str] = []
     used: set[str] = set()
@@ -209,11 +241,28 @@ def _select_taps(run: Run, trace: Trace, registry: Registry) -> tuple[tuple[TapN
                 layer = path[-1].name if path else ""
                 chosen[full] = TapNode("/".join(filter(None, [layer, name])), full, node)
     warnings = tuple(
-        f"the diagnostics glob `{g}` matches no tap; taps: {', '.join(sorted(set(names))) or 'none'}" for g in run.diagnostics if g not in used
+        note_warning(
+            "W-RUN-002", f"the diagnostics glob `{g}` matches no tap of `{run.name}`", run.span,
+            help=[f"did you mean `{close}`?" for close in nearest(g, names)], notes=[f"taps: {', '.join(sorted(set(names))) or 'none'}"],
+        )
+        for g in run.diagnostics if g not in used
     )
     return tuple(chosen.values()), tuple(names), warnings
 
 
 def trace_eval(ev: Any, evaluation: Eval, traced: TracedRun, samples: int) -> tuple[Entry, ...]:
     """The metrics of an evaluation at one batch size."""
-    return tuple(trace_entry(ev, m, evaluation.data, samples, traced.registry, False, False)[0] for m in evaluation.metrics)
+    return trace_all(ev, evaluation.metrics, evaluation.data, samples, traced.registry)
+
+
+def trace_all(ev: Any, metrics: tuple[Metric, ...], data: Batches, samples: int, registry: Registry) -> tuple[Entry, ...]:
+    """Metrics, each an entry of its own; the mistakes of all are reported together."""
+    entries, errors = [], []
+    for metric in metrics:
+        try:
+            entries.append(trace_entry(ev, metric, data, samples, registry, False, False)[0])
+        except SexpError as mistake:
+            errors += mistake.diagnostics
+    if errors:
+        raise one_or_all(errors)
+    return tuple(entries)

@@ -32,6 +32,7 @@ class Template:
 
     __slots__ = (
         "name", "parameters", "body", "outer", "scope", "span", "doc", "cell", "code", "cost", "defaults", "simple",
+        "macro",
     )
 
     def __init__(self, ev: Any, name: str, parameters: Parameters, body: tuple[Form, ...], outer: Scope,
@@ -50,6 +51,7 @@ class Template:
         self.cost = 0
         self.defaults: list[tuple[str, Code, int]] = []
         self.simple = parameters.simple
+        self.macro = False
 
     def prepare(self, ev: Any) -> None:
         """Compile defaults and body. Each default sees the parameters; those after it have no value yet."""
@@ -207,7 +209,7 @@ class Compiler:
         if name in self.core or name in ev.specials:
             return ev.error("E-EVAL-019", f"`{name}` is a form of the language and has no value", form,
                             help=f"write it first in a list: `({name} …)`")
-        return ev.error("E-EVAL-001", f"nothing is named `{name}`", form,
+        return ev.error("E-EVAL-001", f"nothing is named `{name}`", form, about=name,
                         help=ev.suggest_name(name, scope.module.names() | scope.local_names()))
 
     # ---------------------------------------------------------------- calls

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable as PyCallable
 from dataclasses import replace
 from typing import Any, NoReturn
 
-from sexpgpu.diagnostics import Diagnostic, Related, SexpError, SexpErrors, problem, suggestion
+from sexpgpu.diagnostics import Diagnostic, Related, SexpError, SexpErrors, nearest, one_or_all, problem, suggestion
 from sexpgpu.forms import Form, ListForm, Symbol
 from sexpgpu.lisp.budget import Budget
 from sexpgpu.lisp.builtins import BUILTINS
@@ -19,6 +20,7 @@ from sexpgpu.lisp.special import TABLE
 from sexpgpu.lisp.values import NIL, Callable, Closure, KnobBool, Native, Tensor, kind_of, knobs_of, show, truthy
 from sexpgpu.source import Span
 
+MOST_ERRORS = 20  # of one file, reported together
 MAX_CALLS = 1_000  # calls within calls; a tail call is not within anything
 HOST_FRAMES = 60_000  # Python's frames for them: a deep expression in each of a thousand calls
 
@@ -43,6 +45,8 @@ class Evaluator:
         self.on_decide: PyCallable[[Any, Any], None] | None = None
         self.tensor_op: PyCallable[[str, list, dict[str, Any], Span | None], Any] | None = None
         self.gensyms = 0
+        self.lost: set[str] = set()  # names whose definition failed: what else fails for want of them is no news
+        self.lost_all = False  # an import failed, so that any name may be lost
         self.top = self.budget.cell("top level", None)
         self.main = self._module(loader.main, True)
         self._codes: dict[tuple[int, int], tuple[Form, Scope, Code, int]] = {}
@@ -57,9 +61,39 @@ class Evaluator:
         return module
 
     def load_main(self) -> Env:
-        """Evaluate the main file's forms in order."""
-        self._run(self.main, self.loader.main.forms)
+        """Evaluate the main file's forms in order; raises the mistakes of all its top-level forms together."""
+        errors: list[Diagnostic] = []
+        for form in self.loader.main.forms:
+            try:
+                self._run(self.main, [form])
+            except SexpError as mistake:
+                errors += self.news(mistake)
+                self.lose(form)
+                if mistake.diagnostic.code == "E-EVAL-041" or len(errors) >= MOST_ERRORS:
+                    break
+        if errors:
+            raise one_or_all(errors)
         return self.main.env
+
+    def lose(self, form: Form) -> None:
+        """Remember what a form that failed would have defined."""
+        heads, todo = [], [form]
+        while todo:
+            one = todo.pop()
+            if isinstance(one, ListForm) and one.head() == "progn":
+                todo += one.items[1:]
+            elif isinstance(one, ListForm):
+                heads.append(one)
+        for one in heads:
+            self.lost_all |= one.head() == "import"
+            if len(one.items) > 1 and isinstance(one.items[1], Symbol):
+                self.lost.add(one.items[1].name)
+
+    def news(self, mistake: SexpError) -> list[Diagnostic]:
+        """The diagnostics that do not merely follow from a definition that failed before."""
+        if self.lost_all:
+            return [d for d in mistake.diagnostics if not d.about]
+        return [d for d in mistake.diagnostics if not d.about or d.about not in self.lost]
 
     def load_file(self, file: File) -> Module:
         """Evaluate one imported file in a module of its own."""
@@ -216,17 +250,26 @@ class Evaluator:
         spenders = [f"spent most: `{name}`{f' ({place})' if place else ''}: {units:,} units"
                     for units, name, place in self.budget.largest()]
         raise self.error("E-EVAL-041", f"evaluation needs more than {self.budget.limit:,} units", form,
-                         notes=[*self._calls(), *spenders],
+                         notes=spenders,
                          help="look for a loop or list that grows without end; a program that needs more sets "
                               "SEXPGPU_EVAL_LIMIT")
 
-    def _calls(self) -> list[str]:
-        shown = [f"in `{f.name}`{f', called at {s.place}' if (s := _span(form)) else ''}"
-                 for f, form in reversed(self.stack)]
-        return shown if len(shown) <= 8 else [*shown[:4], f"… {len(shown) - 8:,} more calls …", *shown[-4:]]
+    def _callers(self, d: Diagnostic) -> list[Related]:
+        """The user's calls that are open, innermost first: equal ones once, and of many the first and the last four."""
+        shown = {d.span, *(r.span for r in d.related)}
+        times: Counter[tuple[str, Span]] = Counter()
+        macros = {f.name for f, _ in self.stack if type(f) is Closure and f.template.macro}
+        for function, form in reversed(self.stack):
+            span = _span(form)
+            if span is not None and span not in shown and not self.loader.is_library(span.source):
+                times[function.name, span] += 1
+        calls = [Related(span, f"while the macro `{name}` was expanded here" if name in macros else
+                         f"in `{name}`, called {f'{count:,} times ' if count > 1 else ''}here", quoted=name in macros)
+                 for (name, span), count in times.items()]
+        return calls if len(calls) <= 8 else calls[:4] + calls[-4:]
 
     def _too_deep(self, form: Any) -> SexpError:
-        return self.error("E-EVAL-042", f"calls nest deeper than {MAX_CALLS:,}", form, notes=self._calls(),
+        return self.error("E-EVAL-042", f"calls nest deeper than {MAX_CALLS:,}", form,
                           help="make the recursive call the last thing the function does, or use `dotimes`, `mapcar` "
                                "or `reduce`")
 
@@ -234,9 +277,16 @@ class Evaluator:
 
     def suggest_name(self, name: str, known: set[str]) -> tuple[str, ...]:
         """A guess for an unknown name, or where to look; never a list of everything."""
+        home = self.loader.library_home(name)
+        if home is not None:
+            return (f'the library has it: (import "{home}")',)
         helps = suggestion(name, known)
-        return helps if helps and helps[0].startswith("did you mean") else (
-            "define it, import the module that has it, or check its spelling",)
+        if helps and helps[0].startswith("did you mean"):
+            return helps
+        close = nearest(name, self.loader.library_names())
+        if close:
+            return (f'did you mean `{close[0]}` of the library? It needs (import "{self.loader.library_home(close[0])}")',)
+        return ("define it, import the module that has it, or check its spelling",)
 
     def error(self, code: str, message: str, form_or_span: Form | Span | None = None, **facts: Any) -> SexpError:
         """A mistake at a form: with its macro trail, and with the user's own call first if the form is the library's."""
@@ -251,10 +301,32 @@ class Evaluator:
         related = list(d.related)
         for expansion in getattr(form, "trail", ()) if isinstance(form, Form) else ():
             related.append(Related(expansion.span, f"expanded from macro `{expansion.macro}` here"))
-        made = SexpError(self._users_call_first(replace(d, span=span, related=tuple(related))))
+        first = self._users_call_first(replace(d, span=span, related=tuple(related)))
+        made = SexpError(replace(first, related=(*first.related, *self._callers(first))))
         if made.diagnostic.span is not None:
             made.located = True  # type: ignore[attr-defined]
         return made
+
+    def in_macro(self, mistake: SexpError, macro: Any, form: ListForm) -> SexpError:
+        """Name the macro whose body failed and the call that was being expanded, innermost first."""
+        made = self.locate(mistake, form)
+        call = Related(form.span, f"while the macro `{macro.name}` was expanded here")
+        d = made.diagnostic
+        if isinstance(made, SexpErrors) or d.span == form.span or any(r.span == form.span for r in d.related):
+            return made
+        again = SexpError(replace(d, related=(*d.related, call)))
+        again.located = True  # type: ignore[attr-defined]
+        return again
+
+    def users_place(self, span: Span | None) -> Span | None:
+        """The place of the user's own text that led to `span` of the library: the innermost call of theirs."""
+        if span is None or not self.loader.is_library(span.source):
+            return span
+        for _function, form in reversed(self.stack):
+            at = _span(form)
+            if at is not None and not self.loader.is_library(at.source):
+                return at
+        return span
 
     def _users_call_first(self, d: Diagnostic) -> Diagnostic:
         if d.span is None or not self.loader.is_library(d.span.source):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import Any
 
+from sexpgpu.diagnostics import SexpError
 from sexpgpu.forms import Expansion, Form, Keyword, ListForm, Literal, Symbol
 from sexpgpu.lisp.budget import FORM
 from sexpgpu.lisp.values import FormList, Macro, form_value, kind_of
@@ -30,7 +31,10 @@ def expand(ev: Any, macro: Macro, form: ListForm) -> Form:
         args, kwargs = split_keywords(args)
     else:
         kwargs = {}
-    value = ev.call_closure(macro.closure, args, kwargs, form)
+    try:
+        value = ev.call_closure(macro.closure, args, kwargs, form)
+    except SexpError as mistake:
+        raise ev.in_macro(mistake, macro, form) from None
     return to_form(ev, value, macro, form)
 
 

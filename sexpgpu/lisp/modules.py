@@ -6,6 +6,7 @@ absolute path, no `..` and no link that leads out, so that a stranger's file can
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -17,6 +18,9 @@ from sexpgpu.read.reader import read
 from sexpgpu.source import Source, Span
 
 MAX_BYTES = 4_000_000  # of one file of a program
+
+#: what a top-level definition of a library module looks like
+_DEFINED = re.compile(r"^\((?:defun|deflayer|defmacro|defoptimizer|defparameter|defvar) ([^\s()]+)", re.M)
 
 #: forms by the name and text of their source: reading the standard library costs a second, and text does not change
 _READ: dict[tuple[str, str], tuple[Source, list[Form]]] = {}
@@ -66,6 +70,7 @@ class Loader:
         self.modules: dict[str, Module] = {}
         self.loading: list[tuple[str, Span | None]] = []
         self._library_sources: set[int] = set()
+        self._index: dict[str, str] | None = None
         source, forms = read_cached(source)
         self.main = File(source.name, source, forms, False)
 
@@ -116,6 +121,26 @@ class Loader:
     def _known(self) -> list[str]:
         return sorted(p.stem for p in self.stdlib.glob("*.lisp")) if self.stdlib.is_dir() else []
 
+    def library_home(self, name: str) -> str | None:
+        """The module of the library that defines a name, whether it is imported or not."""
+        return self._library_index().get(name)
+
+    def library_names(self) -> list[str]:
+        return list(self._library_index())
+
+    def _library_index(self) -> dict[str, str]:
+        """Name -> module, by a look at the texts; made when a message first needs it."""
+        if self._index is None:
+            self._index = {}
+            for module in self._known():
+                try:
+                    text = (self.stdlib / f"{module}.lisp").read_text("utf-8")
+                except (OSError, UnicodeDecodeError):
+                    continue
+                for name in _DEFINED.findall(text):
+                    self._index.setdefault(name, module)
+        return self._index
+
     def all_files(self) -> list[File]:
         """Every file that top-level imports reach, main first, each once; for passes that look before evaluation."""
         found, seen, index = [self.main], {self.main.source.name}, 0
@@ -159,6 +184,13 @@ def _imported(form: Form) -> list[Literal]:
     return [i for i in items if isinstance(i, Literal) and isinstance(i.value, str)]
 
 
+def _siblings(path: Path) -> list[str]:
+    try:
+        return [p.name for p in path.parent.glob("*.lisp")]
+    except OSError:
+        return []
+
+
 def _read_text(path: Path, shown: str, span: Span | None) -> str:
     try:
         if path.exists() and not path.is_file():  # a pipe would be waited for without end
@@ -169,8 +201,11 @@ def _read_text(path: Path, shown: str, span: Span | None) -> str:
     except UnicodeDecodeError as mistake:
         fail("E-READ-014", f"`{shown}` is not UTF-8 text (byte {mistake.start})", span, help="save it as UTF-8")
     except OSError as mistake:
+        close = nearest(path.name, _siblings(path)) if isinstance(mistake, FileNotFoundError) else []
         fail("E-READ-014", f"`{shown}` cannot be read: {mistake.strerror or mistake}", span,
-             help="check the name and its permissions")
+             help=f"did you mean `{path.parent / close[0]}`?" if close else "check the name and its permissions")
+    except ValueError:
+        fail("E-READ-014", f"`{shown[:80]}` is no name of a file", span, help="give the path of a program's text")
 
 
 __all__ = ["File", "Loader", "find_stdlib", "read_cached"]

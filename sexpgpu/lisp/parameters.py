@@ -92,7 +92,8 @@ def check_count(callee: Any, count: int, least: int, most: int | None) -> None:
     if count < least or (most is not None and count > most):
         wanted = f"{least}" if least == most else (f"at least {least}" if most is None else f"{least} to {most}")
         noun = "argument" if wanted == "1" else "arguments"
-        raise mismatch(callee, "E-EVAL-003", f"`{callee.name}` takes {wanted} {noun}, not {count}")
+        macro = getattr(getattr(callee, "template", None), "macro", False)
+        raise mismatch(callee, "E-EVAL-003", f"{'the macro ' if macro else ''}`{callee.name}` takes {wanted} {noun}, not {count}")
 
 
 def check_keys(callee: Any, given: dict[str, Any], known: tuple[str, ...]) -> None:

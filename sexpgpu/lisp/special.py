@@ -412,6 +412,7 @@ def _defun(c: Compiler, f: ListForm, scope: Scope, cell: list, tail: bool) -> Co
 def _defmacro(c: Compiler, f: ListForm, scope: Scope, cell: list, tail: bool) -> Compiled:
     name = name_of(f, f.items[1])
     template = _template(c, f, name, f.items[2], f.items[3:], scope)
+    template.macro = True
 
     def run(env: Env) -> Any:
         _define(c.ev, scope, name, Macro(Closure(template, env), scope.module), f)

@@ -13,14 +13,18 @@ from typing import Any
 from sexpgpu.diagnostics import Related, SexpError, problem, suggestion
 from sexpgpu.forms import ListForm, Literal, Symbol
 from sexpgpu.ir import DTYPES, Node, Origin, Origins
-from sexpgpu.lisp.values import Callable, Tensor, knobs_of, with_knobs
+from sexpgpu.lisp.values import Callable, Tensor, knobs_of, show, with_knobs
 from sexpgpu.ops import Op, OpProblem, build, constant, table
 from sexpgpu.read.printer import print_form
 from sexpgpu.read.reader import read
 from sexpgpu.source import Source, Span
 
+#: function of compile time -> the op that does it to tensors
+COUNTERPARTS = {"pow": "power", "expt": "power", "ceiling": "ceil", "rem": "mod", "truncate": "floor", "float": "cast", "not": "logical-not"}
 NODE_UNITS = 100  # budget of one graph node (language.md, Evaluator)
 FOLDED = frozenset({"+", "*", "max", "min", "and", "or"})  # (+ a b c) is ((a + b) + c)
+#: a second name -> the op
+ALIASES = {"cumulative-sum": "cumsum"}
 Knobs = frozenset[str]
 
 
@@ -93,6 +97,7 @@ class Query(Callable):
 def natives() -> dict[str, Callable]:
     """Every op that has a name in the language, and the queries."""
     functions: dict[str, Callable] = {name: OpFunction(op) for name, op in table().items() if op.lisp}
+    functions |= {name: functions[op] for name, op in ALIASES.items()}
     functions["shape"] = Query("shape", "The sizes of a tensor's axes, as a list.", "x")
     functions["dim"] = Query("dim", "The size of one axis of a tensor; negative axes count from the end.", "x axis")
     functions["rank"] = Query("rank", "The number of axes of a tensor.", "x")
@@ -112,11 +117,13 @@ def apply_op(ev: Any, name: str, args: list[Any], kwargs: dict[str, Any], span: 
         return result
     op = table().get(name)
     if op is None or not op.lisp:
-        raise problem("E-EVAL-114", f"`{name}` works on compile-time numbers, not on tensors", span)
+        instead = COUNTERPARTS.get(name, "")
+        raise problem("E-EVAL-114", f"`{name}` works on compile-time values, not on tensors", span,
+                      help=f"the op for tensors is `{instead}`" if instead else "for the sizes of a tensor write (shape x) or (dim x 0)")
     operands, attributes = _split(op, args, kwargs, span)
     nodes = _operands(op, operands, span)
     values, numbers = _attributes(op, attributes, span)
-    ev.spend(NODE_UNITS, None)
+    ev.spend(NODE_UNITS, "graph nodes")
     knobs: Knobs = frozenset().union(*(knobs_of(n) for n in [*numbers, *operands] if not isinstance(n, Tensor)), frozenset())
     try:
         with ev.provenance.origins.at(origin(ev, span, knobs)):
@@ -138,6 +145,18 @@ def as_node(value: Any, like: str, what: str, span: Span | None) -> Node:
     if isinstance(value, Tensor):
         return value.node
     return _constant(value, like, what, span)
+
+
+def real(value: Any, what: str, span: Span | None) -> float:
+    """A number as a float; an integer or ratio may be too large for one."""
+    try:
+        return float(value)
+    except OverflowError:
+        raise problem("E-EVAL-022", f"{what} is a number too large for a float: {show(value, 40)}", span) from None
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float | Fraction) and not isinstance(value, bool)
 
 
 def _any_tensor(*values: Any) -> bool:
@@ -171,6 +190,11 @@ def _split(op: Op, args: list[Any], kwargs: dict[str, Any], span: Span | None) -
         if key not in names:
             raise problem("E-EVAL-101", f"`{op.name}` has no key :{key}", span, help=suggestion(key, names, "keys"))
     variadic = bool(op.operands) and op.operands[-1].endswith("*")
+    if variadic and args and isinstance(args[0], str):  # (einsum "ij->i" x), as in torch
+        first = next((p.name for p in op.attributes if p.kind == "string" and p.required), None)
+        if first is not None and first in kwargs:
+            raise problem("E-EVAL-104", f"`{op.name}`: :{first} is given twice", span)
+        args, kwargs = (args[1:], {**kwargs, first: args[0]}) if first is not None else (args, kwargs)
     count = len(args) if variadic else len(op.operands)
     operands, rest = list(args[:count]), args[count:]
     if variadic and len(operands) == 1 and isinstance(operands[0], tuple):
@@ -194,8 +218,12 @@ def signature(op: Op) -> str:
 def _operands(op: Op, values: list[Any], span: Span | None) -> list[Node]:
     dtypes = [v.node.type.dtype for v in values if isinstance(v, Tensor) and v.node.type.dtype != "bool"]
     if not _any_tensor(*values) and values:
-        raise problem("E-EVAL-114", f"`{op.name}` needs a tensor, and got {_show(values[0])}", span)
-    return [as_node(v, dtypes[0] if dtypes else "bool", op.name, span) for v in values]
+        numeric = _number(values[0]) or isinstance(values[0], bool)
+        raise problem("E-EVAL-114", f"`{op.name}` needs a tensor, and got {_show(values[0])}", span,
+                      help="a number needs no cast: it takes the dtype of the tensor it meets" if op.name == "cast" and numeric else ())
+    # (where mask 1.0 0): no tensor says what the numbers are
+    alone = "f32" if op.name == "where" and any(_number(v) for v in values) else "bool"
+    return [as_node(v, dtypes[0] if dtypes else alone, op.name, span) for v in values]
 
 
 def _constant(value: Any, dtype: str, what: str, span: Span | None) -> Node:
@@ -210,7 +238,7 @@ def _constant(value: Any, dtype: str, what: str, span: Span | None) -> Node:
     if dtype in ("f32", "f64", "bf16", "f16"):
         try:
             return constant(float(value), dtype)
-        except OverflowError:
+        except (OverflowError, ValueError):
             raise problem("E-EVAL-113", f"{what}: a number this large does not fit {dtype}", span) from None
     if not isinstance(value, int):
         raise problem(
@@ -252,6 +280,10 @@ def _attribute(op: Op, name: str, kind: str, value: Any, span: Span | None) -> A
         return None
     if kind in ("shape",):
         return (integer(value),)
+    if kind == "triples":
+        if not isinstance(value, tuple) or not all(isinstance(v, tuple) for v in value):
+            raise problem("E-EVAL-103", f"{op.name}: :{name} is a list of lists such as [[1 1 0] [1 0 1]]", span)
+        return tuple(tuple(integer(n) for n in v) for v in value) or None
     if kind in ("int", "axis", "axes"):
         return None if value == () else integer(value)
     if kind == "bool":
@@ -262,8 +294,8 @@ def _attribute(op: Op, name: str, kind: str, value: Any, span: Span | None) -> A
             return str(text)
         raise problem("E-EVAL-103", f"{op.name}: {_show(value)} is no dtype", span, help=suggestion(str(text), DTYPES, "dtypes"))
     if kind in ("float", "number"):
-        if isinstance(value, int | float | Fraction) and not isinstance(value, bool):
-            return float(value)
+        if _number(value):
+            return real(value, f"{op.name}: :{name}", span)
         raise problem("E-EVAL-103", f"{op.name}: :{name} needs a number, and got {_show(value)}", span)
     if isinstance(value, str):
         return str(value)

@@ -32,6 +32,9 @@ FAMILIES = (
     "sexpgpu.ops.einsum",
     "sexpgpu.ops.convolution",
     "sexpgpu.ops.pool",
+    "sexpgpu.ops.cartesian.expand",
+    "sexpgpu.ops.cartesian.product",
+    "sexpgpu.ops.cartesian.linear",
 )
 
 
@@ -50,7 +53,7 @@ class OpProblem(Exception):
 class Parameter:
     """A keyword of the op in Lisp that becomes an attribute.
 
-    `kind`: int, float, number, bool, axis, axes, shape, dtype, string.
+    `kind`: int, float, number, bool, axis, axes, shape, dtype, string, triples ([[1 1 0] …]).
     """
 
     name: str

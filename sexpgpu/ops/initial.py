@@ -22,6 +22,7 @@ KINDS: dict[str, dict[str, float]] = {
     "constant": {"value": 0.0},
     "normal": {"mean": 0.0, "std": 1.0},
     "uniform": {"low": 0.0, "high": 1.0},
+    "orthogonal": {"gain": 1.0},
 }
 
 _LN2_HIGH, _LN2_LOW = 6.93147180369123816490e-01, 1.90821492927058770002e-10  # fdlibm's split of ln 2
@@ -130,6 +131,23 @@ def _uniforms(key: int, count: int) -> np.ndarray:
     return (whole + 0.5) * 2.0**-52
 
 
+def _orthogonal(shape: tuple[int, ...], key: int) -> np.ndarray:
+    """Orthonormal rows of the matrix [shape[0], the rest] where it is wide, else columns: float64, flat.
+
+    Gram-Schmidt of standard normals, uniform over such matrices (Mezzadri 2007; Saxe et al. 2014 start networks so).
+    Sums go along axis 0, one row after another, so that no vector width of a machine decides their order.
+    """
+    rows, columns = shape[0], prod(shape[1:])
+    many, few = max(rows, columns), min(rows, columns)
+    vectors = normal_quantile(_uniforms(key, many * few)).reshape(many, few)  # one a column
+    for i in range(few):
+        own = vectors[:, i : i + 1]
+        own /= np.sqrt(np.add.reduce(own * own, axis=0))
+        rest = vectors[:, i + 1 :]
+        rest -= own * np.add.reduce(rest * own, axis=0)
+    return (vectors if rows >= columns else vectors.T).reshape(-1)
+
+
 def initial_value(kind: str, attrs: Mapping[str, Any], shape: tuple[int, ...], key: int) -> np.ndarray:
     """float64 of `shape`, each rounded to float32.
 
@@ -143,6 +161,8 @@ def initial_value(kind: str, attrs: Mapping[str, Any], shape: tuple[int, ...], k
         flat = np.full(count, {"zeros": 0.0, "ones": 1.0}.get(kind, a.get("value", 0.0)))
     elif kind == "normal":
         flat = a["mean"] + a["std"] * normal_quantile(_uniforms(key, count))
+    elif kind == "orthogonal":
+        flat = a["gain"] * _orthogonal(shape, key)
     else:
         flat = a["low"] + (a["high"] - a["low"]) * _uniforms(key, count)
     return flat.astype(np.float32).astype(np.float64).reshape(shape)

@@ -12,9 +12,8 @@ from collections.abc import Callable, Mapping
 from math import copysign
 
 from sexpgpu.ir import DTYPES, Node, Origins
-from sexpgpu.ops import build, constant
+from sexpgpu.ops import build, constant, table
 from sexpgpu.ops.definition import OpProblem
-from sexpgpu.ops.pointwise import POINTWISE
 from sexpgpu.passes.rewrite import rebuild, rewrite
 
 _FOLD: dict[str, Callable] = {
@@ -43,7 +42,7 @@ def _simpler(node: Node, inputs: tuple[Node, ...]) -> Node:
 
 
 def _step(node: Node) -> Node | None:
-    if node.op in POINTWISE and node.inputs:
+    if node.inputs and table()[node.op].lowering.kind == "pointwise":
         found = _fold(node) or _identity(node) or _narrow(node)
         if found is not None:
             return found

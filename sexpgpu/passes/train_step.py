@@ -9,7 +9,7 @@ metric/<m>/total metric/<m>/count tap/<path> gradient/<p>`.
 from __future__ import annotations
 
 from sexpgpu.experiment.traced import Entry, TracedRun
-from sexpgpu.ir import Node
+from sexpgpu.ir import Node, Origin, Origins
 from sexpgpu.ops import build, constant
 from sexpgpu.passes.autodiff import grad
 from sexpgpu.passes.expand import expand_gradients
@@ -52,7 +52,7 @@ def update_step(traced: TracedRun, divided: bool) -> Results:
     leaves: dict[str, Node] = dict(traced.gradients)
     total = build("input", name="count", dtype="f32", shape=(), batch=False)
     means = {name: build("/", leaf, total) if divided else leaf for name, leaf in leaves.items()}
-    norm = _norm(list(means.values()))
+    norm = _norm(means, traced.origins)
     clip = traced.run.clip_norm
     if clip is not None:
         limit = constant(clip, "f32")
@@ -79,11 +79,12 @@ def whole_step(traced: TracedRun, logged: bool) -> Results:
     return {name: node for name, node in forward.items() if not name.startswith("gradient/")} | update
 
 
-def _norm(gradients: list[Node]) -> Node:
-    """√Σg² over all parameters, as torch's clip_grad_norm_ takes it."""
+def _norm(gradients: dict[str, Node], origins: Origins) -> Node:
+    """√Σg² over all parameters, as torch's clip_grad_norm_ takes it; its nodes come from the parameters' paths."""
     total = None
-    for g in gradients:
-        square = build("sum", build("*", g, g))
-        total = square if total is None else build("+", total, square)
+    for name, g in gradients.items():
+        with origins.at(Origin(paths=(name,), phase="gradient norm")):
+            square = build("sum", build("*", g, g))
+            total = square if total is None else build("+", total, square)
     assert total is not None
     return build("sqrt", total)

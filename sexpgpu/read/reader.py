@@ -7,13 +7,14 @@ parser builds forms as it reduces.
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
 from lark import Lark, Token, Transformer
 from lark.exceptions import UnexpectedInput
 
-from sexpgpu.diagnostics import Related, fail
+from sexpgpu.diagnostics import Diagnostic, Related, SexpError, fail, one_or_all
 from sexpgpu.forms import Form, Keyword, ListForm, Literal, Symbol
 from sexpgpu.source import Source, Span
 
@@ -26,6 +27,8 @@ WORDS = {"true": True, "false": False, "+inf": float("inf"), "-inf": float("-inf
 
 _MARKS = re.compile(r'"(?:[^"\\]|\\.)*"|"|;[^\n]*|\#;|\#\||\|\#|[()\[\]]', re.S)
 _COMMENT_MARKS = re.compile(r"#\||\|#")
+_LINE_HEAD = re.compile(r"^[^\S\n]*(?=\S)", re.M)
+_TOP_LEVEL = re.compile(r"^\(", re.M)
 _NOT_NEWLINE = re.compile(r"[^\n]")
 _INTEGER = re.compile(r"[+-]?[0-9]+")
 _RATIO = re.compile(r"([+-]?[0-9]+)/([0-9]+)")
@@ -36,6 +39,14 @@ _CLOSES = {"(": ")", "[": "]"}
 
 
 def _prescan(source: Source) -> str:
+    """`_pair_up`; where it fails, the mistakes of all top-level forms, as far as their first lines show where they begin."""
+    try:
+        return _pair_up(source)
+    except SexpError as first:
+        raise one_or_all(diagnose(source) or first.diagnostics) from None
+
+
+def _pair_up(source: Source) -> str:
     """The text with block comments blank (offsets kept); fails on brackets, strings and comments that do not pair."""
     text, pieces, copied, position = source.text, [], 0, 0
     if text.startswith("\ufeff"):
@@ -65,6 +76,9 @@ def _prescan(source: Source) -> str:
     return "".join(pieces)
 
 
+MOST_ERRORS = 20  # of one text, reported together
+
+
 def _close(source: Source, stack: list[tuple[str, int]], what: str, start: int) -> None:
     here = Span(source, start, start + 1)
     if not stack:
@@ -76,11 +90,76 @@ def _close(source: Source, stack: list[tuple[str, int]], what: str, start: int) 
              help=f"write `{_CLOSES[opened]}` here, or close the inner bracket first")
 
 
+def diagnose(source: Source) -> list[Diagnostic]:
+    """The bracket and string mistakes of a text that does not pair, form by form.
+
+    A `(` in column 1 is taken for the beginning of a top-level form, whatever is open there; a line that begins left of the
+    bracket it stands in says where the bracket should have ended. A text of one long line gives nothing better than `_pair_up`.
+    """
+    found: list[Diagnostic] = []
+    for start, end in _top_level(source.text):
+        piece = Source(source.name, _blanked(source.text, start, end))
+        try:
+            _pair_up(piece)
+        except SexpError as mistake:
+            found.append(_moved(mistake.diagnostic, source))
+            if len(found) == MOST_ERRORS:
+                break
+    return found
+
+
+def _top_level(text: str) -> list[tuple[int, int]]:
+    """Where top-level forms begin and end, by their `(` in column 1; block comments belong to what stands before them."""
+    starts = [m.start() for m in _TOP_LEVEL.finditer(text)]
+    if not starts or starts[0] > 0:
+        starts.insert(0, 0)
+    return list(zip(starts, [*starts[1:], len(text)], strict=True))
+
+
+def _blanked(text: str, start: int, end: int) -> str:
+    """One piece at its own offsets; what is before it is blank, and nothing is after it."""
+    return _NOT_NEWLINE.sub(" ", text[:start]) + text[start:end]
+
+
+def _moved(d: Diagnostic, source: Source) -> Diagnostic:
+    """The same places in the whole text."""
+
+    def move(span: Span | None) -> Span | None:
+        return None if span is None else Span(source, span.start, span.end)
+
+    return replace(d, span=move(d.span), related=tuple(Related(move(r.span), r.label) for r in d.related))
+
+
+def _outdented(source: Source) -> tuple[int, int] | None:
+    """The first bracket that a later line begins left of while it is open, and where that line begins."""
+    text, stack, position = source.text, [], 0
+    lines = [m.end() for m in _LINE_HEAD.finditer(text)]
+    at = 0
+    for mark in _MARKS.finditer(text):
+        while at < len(lines) and lines[at] <= mark.start():
+            head, at = lines[at], at + 1
+            if stack and head >= position and text[head] not in ";)]":  # `position`: lines within strings say nothing
+                column = source.line_column(stack[-1])[1]
+                if source.line_column(head)[1] <= column and text.rfind("\n", 0, head) > stack[-1]:
+                    return stack[-1], head
+        position = mark.end()
+        if mark.group() in ("(", "["):
+            stack.append(mark.start())
+        elif mark.group() in (")", "]") and stack:
+            stack.pop()
+    return None
+
+
 def _unclosed(source: Source, stack: list[tuple[str, int]]) -> None:
     """Points at the innermost open bracket and, if another form begins a line later, says where it may belong."""
     opened, place = stack[-1]
     related = [Related(Span(source, p, p + 1), f"`{o}` is open too") for o, p in stack[:-1][-2:]]
-    fail("E-READ-001", f"`{opened}` is never closed", Span(source, place, place + 1), label="opened here",
+    odd = _outdented(source)
+    if odd is not None:
+        place, line = odd
+        opened, related = source.text[place], [Related(Span(source, line, line + 1), "this line begins left of it, so it may have to end before")]
+    what = f"`{opened}` is never closed" if odd is None else f"a list is never closed, probably this `{opened}`"
+    fail("E-READ-001", what, Span(source, place, place + 1), label="opened here",
          related=related, help=f"add {len(stack)} closing bracket{'s' * (len(stack) > 1)}: "
          f"`{''.join(_CLOSES[o] for o, _ in reversed(stack[-40:]))}`")
 
@@ -102,6 +181,14 @@ class _Build(Transformer):
     def __init__(self, source: Source):
         super().__init__()
         self.source = source
+        self.errors: list[Diagnostic] = []
+
+    def wrong(self, mistake: SexpError, span: Span) -> Form:
+        """Keep a mistake in an atom, which hides no other, and go on with a stand-in."""
+        self.errors += mistake.diagnostics
+        if len(self.errors) >= MOST_ERRORS:
+            raise one_or_all(self.errors)
+        return Literal(False, span=span)
 
     def start(self, children: list) -> list[Form]:
         return [c for c in children if c is not None]
@@ -142,11 +229,18 @@ class _Build(Transformer):
                  help='write one of `\\n` `\\t` `\\r` `\\\\` `\\"` `\\0` `\\xHH` `\\uHHHH` `\\u{H…}`')
 
         body = str(token)[1:-1]
-        return Literal(_ESCAPE.sub(unescape, body) if "\\" in body else body, span=span)
+        try:
+            return Literal(_ESCAPE.sub(unescape, body) if "\\" in body else body, span=span)
+        except SexpError as mistake:
+            return self.wrong(mistake, span)
 
     def atom(self, children: list) -> Form:
         token = children[0]
-        return atom(str(token), Span(self.source, token.start_pos, token.end_pos))
+        span = Span(self.source, token.start_pos, token.end_pos)
+        try:
+            return atom(str(token), span)
+        except SexpError as mistake:
+            return self.wrong(mistake, span)
 
 
 def atom(text: str, span: Span) -> Form:
@@ -162,8 +256,9 @@ def atom(text: str, span: Span) -> Form:
             fail("E-READ-010", f"`{text[:40]}` is no keyword", span, help="a keyword is `:` and a name, like `:axis`")
         return Keyword(text[1:], span=span)
     if text[0] == "#" or not text.isprintable() or len(text) > 1000:
+        lisp = {"#t": "true", "#f": "false", "#nil": "nil"}.get(text)
         fail("E-READ-010", f"`{text[:40]}` is no name", span,
-             help="a name is made of printable characters and does not begin with `#`; comments are `;`, `#| |#`, `#;`")
+             help=f"write `{lisp}`" if lisp else "a name is made of printable characters and does not begin with `#`; comments are `;`, `#| |#`, `#;`")
     return Symbol(text, span=span)
 
 
@@ -200,15 +295,18 @@ _PARSER = Lark((Path(__file__).parent / "grammar.lark").read_text("utf-8"), pars
 
 
 def read(source: Source) -> list[Form]:
-    """All forms of a text, each with its span; raises one E-READ error for the first mistake."""
+    """All forms of a text, each with its span; raises E-READ errors, several where they are independent."""
     text = _prescan(source)
-    _SHARED.source = source
+    _SHARED.source, _SHARED.errors = source, []
     try:
-        return _PARSER.parse(text)
+        forms = _PARSER.parse(text)
+        if _SHARED.errors:
+            raise one_or_all(_SHARED.errors)
+        return forms
     except UnexpectedInput as unexpected:
         _explain(source, text, unexpected)
     finally:
-        _SHARED.source = Source("", "")
+        _SHARED.source, _SHARED.errors = Source("", ""), []
 
 
 def _explain(source: Source, text: str, unexpected: UnexpectedInput) -> None:

@@ -10,9 +10,8 @@ from typing import Any
 from sexpgpu.diagnostics import printable
 from sexpgpu.experiment.model import DataSource, Run
 from sexpgpu.run.data import locate, open_source
-from sexpgpu.run.data.dataset import Dataset, FieldBound, check_bound
+from sexpgpu.run.data.dataset import FieldBound, check_bound
 from sexpgpu.run.data.feed import eval_feed, train_feed
-from sexpgpu.run.data.stream import Stream
 from sexpgpu.run.loop import Feeds
 
 
@@ -20,7 +19,7 @@ from sexpgpu.run.loop import Feeds
 class BoundData:
     """Datasets by the name of their source, and the feeds over them."""
 
-    datasets: dict[str, Dataset | Stream]
+    datasets: dict[str, Any]  # a Dataset, a Stream or a Manifested
     feeds: Feeds
 
     def digests(self) -> dict[str, dict[str, Any]]:
@@ -31,23 +30,27 @@ class BoundData:
 
 def bind(run: Run, bounds: Sequence[FieldBound] = (), say: Callable[[str], None] = lambda text: None) -> BoundData:
     """Each source is read once. `say` hears of a location outside the file's folder before it is opened."""
-    datasets: dict[str, Dataset | Stream] = {}
+    datasets: dict[str, Any] = {}
     for batches in (run.data, *(evaluation.data for evaluation in run.evals)):
         source = batches.source
         if source.name not in datasets:
             _announce(source, say)
-            datasets[source.name] = open_source(source)
-    for dataset in datasets.values():
-        for bound in bounds:
-            check_bound(dataset, bound)
+            datasets[source.name] = open_source(source, say=say)
     feeds = Feeds(
         train_feed(datasets[run.data.source.name], run.data, run.seed),
         {e.name: eval_feed(datasets[e.data.source.name], e.data) for e in run.evals},
     )
+    for dataset in datasets.values():  # a manifest's shards were read for the feeds
+        for bound in bounds:
+            check_bound(dataset, bound)
     return BoundData(datasets, feeds)
 
 
 def _announce(source: DataSource, say: Callable[[str], None]) -> None:
-    path, folder = locate(source).resolve(), Path(source.folder).resolve()
+    found, folder = locate(source), Path(source.folder).resolve()
+    if found is None:
+        say(f"data {source.name}: reading {printable(source.location)}")
+        return
+    path = found.resolve()
     if not path.is_relative_to(folder):
         say(f"data {source.name}: opening {printable(str(path))}, outside the experiment's folder")

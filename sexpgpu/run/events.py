@@ -12,12 +12,16 @@ from sexpgpu.run.program import StepResult
 
 @dataclass(frozen=True)
 class Started:
-    """Everything before step 1 went well. `step`: updates already done; `supersedes`: contracts.md, Metrics record."""
+    """Everything before step 1 went well. `step`: updates already done; `supersedes`: contracts.md, Metrics record.
+
+    `changes`: what `--accept` accepted, as lines for a person.
+    """
 
     step: int
     steps: int
     resumed: bool = False
     supersedes: int | None = None
+    changes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,16 @@ class StepDone:
         if self.interval_tokens is not None:
             rates["tokens-per-second"] = self.interval_tokens / seconds
         return rates
+
+
+@dataclass(frozen=True)
+class NotFinite:
+    """Update `step` fell and changed nothing; the run ends. `told`: what the autopsy found, a line each."""
+
+    step: int
+    steps: int
+    result: StepResult
+    told: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -109,7 +123,7 @@ class Finished:
     step: int
 
 
-Event = Started | PhaseChanged | StepDone | EvalDone | Saved | Warned | Annotation | Failed | Stopped | Finished
+Event = Started | PhaseChanged | StepDone | NotFinite | EvalDone | Saved | Warned | Annotation | Failed | Stopped | Finished
 
 
 class Listener(Protocol):

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
 
-from sexpgpu.diagnostics import fail, printable, problem
+from sexpgpu.diagnostics import SexpError, SexpErrors, fail, printable, problem
 from sexpgpu.experiment.model import Init, Run
 from sexpgpu.run.checkpoints.compare import Schema, type_text
 from sexpgpu.run.checkpoints.manifest import Manifest, Torn
 from sexpgpu.run.checkpoints.store import file_schema
 from sexpgpu.run.program import Program
+from sexpgpu.run.storage import is_remote, local_copy, split
 
 #: the component of the trajectory that holds the file's SHA-256
 COMPONENT = "init file"
@@ -39,12 +40,16 @@ class Weights:
 
 
 def open_weights(init: Init, say: Callable[[str], None]) -> Weights:
-    """Reads the header and the digest; raises E-DATA-040 and E-DATA-041. `say` hears of a path outside the folder."""
-    if "://" in init.path:
-        fail("E-NET-001", f"`{init.path}`: weights in a bucket come in a later version", init.span,
-             help="copy the file beside the experiment and name it there")
-    path = Path(init.folder) / init.path
-    if not path.resolve().is_relative_to(Path(init.folder).resolve()):
+    """Reads the header and the digest; raises E-DATA-040 and E-DATA-041. `say` hears of a path outside the folder.
+
+    A file in a bucket is copied first, with the credentials of the data role.
+    """
+    try:
+        remote = is_remote(init.path)
+        path = local_copy(init.path, "data") if remote else Path(split(init.path, init.folder)[1])
+    except SexpError as error:
+        raise SexpErrors([replace(d, span=d.span or init.span) for d in error.diagnostics]) from None
+    if not remote and not path.resolve().is_relative_to(Path(init.folder).resolve()):
         say(f"init: opening {printable(str(path.resolve()))}, outside the experiment's folder")
     if not path.is_file():
         what = "is a folder" if path.is_dir() else "is not there"

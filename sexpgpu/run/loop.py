@@ -5,18 +5,33 @@ from __future__ import annotations
 import math
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from sexpgpu.diagnostics import SexpError, note_warning, problem
 from sexpgpu.experiment.model import Eval, Run
 from sexpgpu.run.best import Best
+from sexpgpu.run.checkpoints.writer import Outcome
 from sexpgpu.run.data.feed import EvalFeed, TrainFeed
-from sexpgpu.run.events import EvalDone, Event, Finished, PhaseChanged, Saved, StepDone, Stopped, Warned
+from sexpgpu.run.events import EvalDone, Event, Finished, NotFinite, PhaseChanged, StepDone, Stopped, Warned
 from sexpgpu.run.program import Program, StepResult
 
-Save = Callable[[int], Saved]
+#: (step, its result) -> lines that say why the step was not finite
+Autopsy = Callable[[int, StepResult], tuple[str, ...]]
+
+
+class Saver(Protocol):
+    """Writes checkpoints beside the steps; `checkpoints.writer.Writer` is the one of a run."""
+
+    def begin(self, step: int, owed: tuple[str, ...] = ()) -> list[Outcome]:
+        """Copies the program's state as it stands and begins to write it; what ended meanwhile."""
+
+    def poll(self) -> list[Outcome]:
+        """What ended; never waits."""
+
+    def finish(self) -> list[Outcome]:
+        """Waits until nothing is in flight."""
 
 
 class Controls(Protocol):
@@ -72,65 +87,141 @@ def train(
     stop_step: int,
     *,
     controls: Controls | None = None,
-    save: Save | None = None,
+    saver: Saver | None = None,
     durable_step: int | None = None,
     best: Best | None = None,
+    owed: Sequence[str] = (),
+    autopsy: Autopsy | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Iterator[Event]:
     """Steps `start_step + 1 … stop_step` of an initialised or loaded program; the last event is Finished or Stopped.
 
-    `save` writes a durable checkpoint of the program as it stands (None: no location); `durable_step` is the step
-    that one holds already; an evaluation that improves `best` is followed by a save. Raises E-RUN-001 (exit 3) at a step that is not finite: that step changed nothing.
+    `saver` writes checkpoints of the program as it stands (None: no location); `durable_step` is the step that one
+    holds already; an evaluation that improves `best` is followed by a save. `owed`: evaluations of `start_step` that a
+    signal cut off, made first. Raises E-RUN-001 (exit 3) at a step that is not finite: that step changed nothing.
     """
     controls = controls or NoControls()
+    saves = _Saves(saver, best, durable_step)
     step, meter = start_step, _Meter()
+    evals = _Evals(program, run, feeds, controls, saver is not None, best, clock)
     yield PhaseChanged("running", step)
-    while step < stop_step:
+    yield from evals.make(step, [e for e in run.evals if e.name in owed])
+    if evals.better and not evals.left:
+        yield from saves.begin(step)
+    while step < stop_step and not evals.left:
+        yield from saves.poll()
         if controls.stopping() is not None:
             break
         step += 1
         last = step == stop_step
         logged = last or _divides(run.log_every, step)
-        result = _update(program, run, feeds, step, logged, meter, clock)
+        result = _update(program, run, feeds, step, meter, logged, clock)
+        if not result.finite:
+            told = autopsy(step, result) if autopsy is not None else ()
+            yield NotFinite(step, stop_step, result, told)
+            raise _not_finite(run, step, result, told)
         yield StepDone(step, stop_step, logged, result, meter.seconds, meter.steps, meter.samples, meter.tokens)
         if logged:
             meter = _Meter()
-        better = False
-        for evaluation in run.evals:
-            if _divides(evaluation.every, step) or (last and evaluation.every):
-                yield PhaseChanged("evaluating", step)
-                done = evaluate(program, evaluation, feeds.evals[evaluation.name], step, clock)
-                better = (best is not None and best.take(done)) or better
-                yield done
-                yield PhaseChanged("running", step)
+        yield from evals.make(step, [e for e in run.evals if _divides(e.every, step) or (last and e.every)])
         asked = controls.take_save_request()
-        if asked and save is None:
+        if asked and saver is None:
             yield Warned(note_warning(
                 "E-RUN-003", "SIGUSR1 asks for a checkpoint, but this run has no location for one",
                 help="give --checkpoint-dir"))
-        if save is not None and (last or asked or better or _divides(run.checkpoint_every, step)):
-            saved = False
-            for event in _saving(save, step, must=last):
-                saved = saved or isinstance(event, Saved)
-                yield event
-            durable_step = step if saved else durable_step
-            if better and not saved and best is not None:
-                best.undo()
-    if step >= stop_step:  # also when a signal fell in the last step: nothing is left to do
+        if last or asked or evals.better or _divides(run.checkpoint_every, step):
+            yield from saves.begin(step, evals.left)
+    yield from saves.end(step, evals.left)
+    if step >= stop_step and not evals.left:  # also when a signal fell in the last step: nothing is left to do
         yield Finished(step)
-        return
-    if save is not None and durable_step != step:
-        yield from _saving(save, step, must=True)
-        durable_step = step
-    durable = save is not None and durable_step == step
-    yield Stopped(step, controls.stopping() or signal.SIGTERM, durable)
+    else:
+        yield Stopped(step, controls.stopping() or signal.SIGTERM, saver is not None)
 
 
-def evaluate(program: Program, evaluation: Eval, feed: EvalFeed, step: int, clock=time.perf_counter) -> EvalDone:
-    """All batches once, in order; a metric is the sum of sums over the sum of counts (NaN over no samples)."""
+class _Evals:
+    """Makes the evaluations of a step. A stop that is asked for cuts them off where a checkpoint can say what is owed.
+
+    `left`: those of the latest step that were not made; `better`: whether one of them improved the best.
+    """
+
+    def __init__(self, program: Program, run: Run, feeds: Feeds, controls: Controls, may_stop: bool, best: Best | None, clock: Any):
+        self._program, self._feeds, self._best, self._clock = program, feeds, best, clock
+        self._stopping = controls.stopping if may_stop else NoControls().stopping
+        self.left: tuple[str, ...] = ()
+        self.better = False
+
+    def make(self, step: int, due: Sequence[Eval]) -> Iterator[Event]:
+        self.better = False
+        for i, evaluation in enumerate(due):
+            yield PhaseChanged("evaluating", step)
+            done = evaluate(self._program, evaluation, self._feeds.evals[evaluation.name], step, self._clock, self._stopping)
+            if done is None:
+                self.left = tuple(e.name for e in due[i:])
+                return
+            self.better = (self._best is not None and self._best.take(done)) or self.better
+            yield done
+            yield PhaseChanged("running", step)
+
+
+class _Saves:
+    """What the loop knows of its checkpoints. `covered`: the newest step that one holds or is being written with."""
+
+    def __init__(self, saver: Saver | None, best: Best | None, durable_step: int | None):
+        self._saver, self._best, self._covered = saver, best, durable_step
+
+    def begin(self, step: int, owed: tuple[str, ...] = ()) -> Iterator[Event]:
+        if self._saver is None:
+            return
+        yield PhaseChanged("saving", step)
+        ended = self._saver.begin(step, owed)
+        self._covered = step
+        yield from self._told(ended)
+        yield PhaseChanged("running", step)
+
+    def poll(self) -> Iterator[Event]:
+        if self._saver is not None:
+            yield from self._told(self._saver.poll())
+
+    def end(self, step: int, owed: tuple[str, ...]) -> Iterator[Event]:
+        """The last step is durable when this ends, or its error is raised (exit 3)."""
+        if self._saver is None:
+            return
+        if self._covered != step:
+            yield from self.begin(step, owed)
+        yield PhaseChanged("saving", step)
+        yield from self._told(self._saver.finish(), must=step)
+        yield PhaseChanged("running", step)
+
+    def _told(self, outcomes: Sequence[Outcome], must: int | None = None) -> Iterator[Event]:
+        """A checkpoint that fails is a warning, except the one that a run may not end without."""
+        for outcome in outcomes:
+            if outcome.saved is not None:
+                if self._best is not None:
+                    self._best.kept(outcome.step)
+                yield outcome.saved
+                continue
+            assert outcome.error is not None
+            if self._best is not None:
+                self._best.lost(outcome.step)
+            if outcome.step == self._covered:
+                self._covered = None
+            if outcome.step == must:
+                raise outcome.error
+            d = outcome.error.diagnostic
+            yield Warned(note_warning(d.code, d.message, d.span, notes=d.notes, help=d.help))
+
+
+def evaluate(program: Program, evaluation: Eval, feed: EvalFeed, step: int, clock: Callable[[], float] = time.perf_counter,
+             stopping: Callable[[], int | None] = lambda: None) -> EvalDone | None:
+    """All batches once, in order; a metric is the sum of sums over the sum of counts (NaN over no samples).
+
+    None if `stopping` gave a signal before the last batch.
+    """
     start = clock()
     sums: dict[str, list[float]] = {}
     for batch in feed:
+        if stopping() is not None:
+            return None
         for name, (total, count) in program.evaluate(evaluation.name, batch).items():
             pair = sums.setdefault(name, [0.0, 0.0])
             pair[0] += total
@@ -139,27 +230,12 @@ def evaluate(program: Program, evaluation: Eval, feed: EvalFeed, step: int, cloc
     return EvalDone(step, evaluation.name, evaluation.data.split, metrics, clock() - start)
 
 
-def _update(program: Program, run: Run, feeds: Feeds, step: int, logged: bool, meter: _Meter, clock: Any) -> StepResult:
+def _update(program: Program, run: Run, feeds: Feeds, step: int, meter: _Meter, logged: bool, clock: Any) -> StepResult:
     start = clock()
     batch = feeds.train.batch(step - 1)
     result = program.step(batch, logged)
     meter.add(clock() - start, run.data.batch, run.data.tokens if result.tokens is None else result.tokens)
-    if not result.finite:
-        raise _not_finite(run, step, result)
     return result
-
-
-def _saving(save: Save, step: int, must: bool) -> Iterator[Event]:
-    """A checkpoint that fails is a warning, except the one that a run may not end without (exit 3)."""
-    yield PhaseChanged("saving", step)
-    try:
-        yield save(step)
-    except SexpError as error:
-        if must:
-            raise
-        d = error.diagnostic
-        yield Warned(note_warning(d.code, d.message, d.span, notes=d.notes, help=d.help))
-    yield PhaseChanged("running", step)
 
 
 def _divides(every: int | None, step: int) -> bool:
@@ -167,7 +243,7 @@ def _divides(every: int | None, step: int) -> bool:
     return every is not None and every > 0 and step % every == 0
 
 
-def _not_finite(run: Run, step: int, result: StepResult) -> SexpError:
+def _not_finite(run: Run, step: int, result: StepResult, told: tuple[str, ...]) -> SexpError:
     fell = result.fell or ("loss" if not math.isfinite(result.loss) else "gradient norm")
     value = result.loss if fell == "loss" else result.gradient_norm
     return problem(
@@ -175,7 +251,7 @@ def _not_finite(run: Run, step: int, result: StepResult) -> SexpError:
         f"step {step}: the {fell} is {value:g}; the step changed nothing and the run stops",
         run.loss.span or run.span,
         notes=(f"loss {result.loss:g}, gradient norm {result.gradient_norm:g}, "
-               f"updates made before: {step - 1}",),
+               f"updates made before: {step - 1}", *told),
         help=("a smaller learning rate or `:clip-norm 1.0` in the run often mends this",),
         exit_code=3,
     )

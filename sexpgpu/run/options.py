@@ -8,6 +8,7 @@ from typing import Any, TextIO
 
 from sexpgpu.experiment.model import Experiment, Run
 from sexpgpu.run.data.dataset import FieldBound
+from sexpgpu.run.metrics.target import Service
 from sexpgpu.run.program import Program
 
 
@@ -21,12 +22,14 @@ class RunOptions:
     resume: str | None = None
     max_time: str | None = None
     accept: bool = False
+    with_data: bool = False  # whether a reproducer of a step that is not finite holds its batch
     folder: str = "."
     slug_base: str | None = None
     quiet: bool = False
     strict_metrics: bool = False
     command: str = ""  # how to call this run again, for the line that says how to resume
     stream: TextIO | None = None  # progress and messages; None is standard error
+    service: Service = Service()  # of the metrics target `syvain`
 
 
 @dataclass(frozen=True)
@@ -46,3 +49,5 @@ class RunPlan:
     several_runs: bool = False
     bounds: tuple[FieldBound, ...] = ()
     kernels: Mapping[str, Any] = field(default_factory=dict)
+    step_graphs: Callable[[], Any] | None = None  # `backends.interpreter.replay.StepGraphs`, for an autopsy
+    selection: Mapping[str, Any] = field(default_factory=dict)  # variant and sets, as the command line gave them

@@ -7,53 +7,61 @@ import hashlib
 import shlex
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sexpgpu.diagnostics import Diagnostic, SexpError, SexpErrors, problem
+from sexpgpu.diagnostics import Diagnostic, SexpError, SexpErrors, out_of_memory
+from sexpgpu.run.autopsy.examine import Case, examine
 from sexpgpu.run.best import Best
 from sexpgpu.run.bind import BoundData, bind
 from sexpgpu.run.checkpoints.compare import Comparison, Identity, compare, refuse
 from sexpgpu.run.checkpoints.find import Choice, Wanted, choose
 from sexpgpu.run.checkpoints.manifest import Manifest, trajectory_hash
-from sexpgpu.run.checkpoints.store import load, save, saved_schema
+from sexpgpu.run.checkpoints.store import Store, load, saved_schema
+from sexpgpu.run.checkpoints.tensors import HostCopy
+from sexpgpu.run.checkpoints.writer import Cancel, Writer
+from sexpgpu.run.disk import check_disk
 from sexpgpu.run.events import Annotation, Failed, Finished, Listener, PhaseChanged, Saved, Started, Stopped
 from sexpgpu.run.initial import Weights, component, fit, open_weights, start
 from sexpgpu.run.loop import train
 from sexpgpu.run.metrics import TargetSpec, open_targets, parse_targets
 from sexpgpu.run.metrics.listener import MetricsListener
+from sexpgpu.run.metrics.record import THROUGHPUT
 from sexpgpu.run.metrics.target import Resume
 from sexpgpu.run.options import RunOptions, RunPlan
 from sexpgpu.run.plain import plain_knobs
-from sexpgpu.run.program import Program
+from sexpgpu.run.program import Program, StepResult
 from sexpgpu.run.progress import Tally, progress_for, say
 from sexpgpu.run.signals import Interrupted, Signals, parse_duration
 from sexpgpu.run.slug import head_of, new_run_id, new_slug, slug_head
 from sexpgpu.run.status import StatusFile
-from sexpgpu.run.storage import open_store
-from sexpgpu.run.storage.file import FileStore
 
 
-def execute(options: RunOptions, plan: RunPlan, signals: Signals | None = None) -> int:
+def execute(options: RunOptions, plan: RunPlan, signals: Signals | None = None, status: StatusFile | None = None) -> int:
     """Runs `plan` to its end and returns the exit code: 0, 4, 130, 143, or 3 under `strict_metrics`.
 
     Raises SexpError for a mistake, whose `exit_code` is 2 before the first step and 3 after it; the caller renders
-    it. `signals`: installed ones, where the caller took the signals over earlier; else this call does.
+    it. `signals`: installed ones, where the caller took the signals over earlier; else this call does. `status`: the file,
+    where the caller opened it earlier; it is closed here.
     """
     own = signals is None
     signals = Signals().install() if signals is None else signals
-    session = _Session(options, plan, signals)
+    session = _Session(options, plan, signals, status)
     try:
         return session.run()
     except Interrupted as stop:
+        session.abandon()
         session.emit(Stopped(session.tally.step, stop.signum, False))
+        if session.metrics is not None:
+            session.metrics.hurry()
         return 128 + stop.signum
     except SexpError as error:
         raise session.failed(error) from None
     except Exception as error:
-        if _is_memory(error):
-            raise session.failed(problem("E-RUN-030", "the machine's memory is used up")) from None
+        if (memory := out_of_memory(error)) is not None:
+            raise session.failed(memory) from None
         session.emit(Failed(session.tally.step, "", f"a bug of sexpgpu: {type(error).__name__}"))
         raise
     finally:
@@ -65,19 +73,23 @@ def execute(options: RunOptions, plan: RunPlan, signals: Signals | None = None) 
 class _Session:
     """What one run holds open. The steps of `run` are in the order in which they may fail."""
 
-    def __init__(self, options: RunOptions, plan: RunPlan, signals: Signals):
+    def __init__(self, options: RunOptions, plan: RunPlan, signals: Signals, status: StatusFile | None = None):
         self.options, self.plan, self.signals = options, plan, signals
         self.stream = options.stream if options.stream is not None else sys.stderr
         self.tally = Tally()
         self.listeners: list[Listener] = [self.tally]
-        self.status: StatusFile | None = None
+        self.status = status
         self.metrics: MetricsListener | None = None
-        self.store: FileStore | None = None
+        self.store: Store | None = None
+        self.writer: Writer | None = None
+        self.copy = HostCopy()
+        self.parent: dict[str, Any] | None = None
+        self.data: BoundData | None = None
         self.program: Program | None = None
         self.weights: Weights | None = None
         self.best: Best | None = None
         self.specs: tuple[TargetSpec, ...] = ()
-        self.started = False
+        self.started = self.told = False
         self.run_id = self.slug = ""
 
     def run(self) -> int:
@@ -86,8 +98,8 @@ class _Session:
         self.specs = parse_targets(options.metrics, options.folder)
         self._open_status()
         choice = self._choose()
-        data = bind(plan.run, plan.bounds, self.note)
-        if choice.found is not None and choice.found.manifest.step >= plan.run.steps:
+        self.data = data = bind(plan.run, plan.bounds, self.note)
+        if choice.found is not None and choice.found.manifest.step >= plan.run.steps and not choice.found.manifest.owed:
             return self._nothing_to_do(choice)
         trajectory = dict(plan.trajectory) | {f"data {name}": d.digest for name, d in data.datasets.items()}
         manifest = choice.found.manifest if choice.found is not None else None
@@ -95,11 +107,13 @@ class _Session:
             self.weights = open_weights(plan.run.init, self.note)
         trajectory |= component(plan.run, self.weights, manifest)
         if choice.location is not None:
-            self.store = open_store(choice.location)
+            self.store = Store(choice.location, {"run_id": self.run_id, "slug": self.slug}, self.note)
         self._open_metrics(choice, trajectory)
         if not options.quiet:
             self.listeners.append(progress_for(self.stream))
         comparison = self._compile(choice, trajectory)
+        if self.store is not None and self.program is not None:
+            check_disk(self.store.url, self.program.schema(), plan.run.keep, plan.run.keep_best is not None, self.note)
         self._start(choice, comparison, trajectory)
         return self._loop(choice, data, trajectory)
 
@@ -113,10 +127,12 @@ class _Session:
             listener.on(event)
 
     def _open_status(self) -> None:
-        if self.options.status:
+        if self.options.status and self.status is None:
             self.status = StatusFile(Path(self.options.folder) / self.options.status)
+        if self.status is not None:
             self.listeners.append(self.status)
-            self.status.set(run=self.plan.run.name, steps=self.plan.run.steps, step=0,
+            self.status.note = self.note
+            self.status.set(state="starting", run=self.plan.run.name, steps=self.plan.run.steps, step=0,
                             knobs=plain_knobs(self.plan.experiment.knobs))
 
     def _choose(self) -> Choice:
@@ -129,29 +145,34 @@ class _Session:
             self.note(line)
         if choice.found is not None:
             manifest = choice.found.manifest
-            self.run_id, self.slug = manifest.run_id, manifest.slug
-            if head_of(self.slug) not in heads:
+            self.run_id, self.slug, self.parent = manifest.run_id, manifest.slug, dict(manifest.parent) if manifest.parent else None
+            if choice.fork:
+                self.parent = {"run_id": manifest.run_id, "step": manifest.step, "digest": manifest.digest}
+                self.run_id, self.slug = new_run_id(), new_slug(base, plan.run.name, plan.several_runs)
+                self.note(f"{self.slug} is a fork of {manifest.slug} at step {manifest.step}")
+            elif head_of(self.slug) not in heads:
                 self.note(f"the run keeps its name {self.slug}, although its base would now be {base}")
         else:
             self.run_id = new_run_id()
             self.slug = new_slug(base, plan.run.name, plan.several_runs)
         if choice.location is not None:
-            choice = replace(choice, location=Path(str(choice.location).replace("{slug}", self.slug)))
+            choice = replace(choice, location=choice.location.replace("{slug}", self.slug))
         if self.status is not None:
             self.status.set(slug=self.slug, run_id=self.run_id, checkpoint=self._status_checkpoint(choice))
         return choice
 
     def _status_checkpoint(self, choice: Choice) -> dict[str, Any] | None:
-        if choice.found is not None:
-            return {"location": str(choice.found.location), "step": choice.found.manifest.step, "durable": True}
+        if choice.found is not None and not choice.fork:
+            return {"location": choice.found.location, "step": choice.found.manifest.step, "durable": True}
         if choice.location is not None:
-            return {"location": str(choice.location), "step": None, "durable": False}
+            return {"location": choice.location, "step": None, "durable": False}
         return None
 
     def _nothing_to_do(self, choice: Choice) -> int:
         assert choice.found is not None
-        step = choice.found.manifest.step
-        self.note(f"{self.slug} has made {step} of {self.plan.run.steps} steps: nothing is left to do")
+        step, steps = choice.found.manifest.step, self.plan.run.steps
+        made = f"all {steps} steps" if step == steps else f"{step} steps, and {steps} are asked for"
+        self.note(f"{choice.found.manifest.slug} has made {made}: nothing is left to do")
         self.emit(Finished(step))
         return 0
 
@@ -159,14 +180,14 @@ class _Session:
         if not self.specs:
             return
         resume = None
-        if choice.found is not None:
+        if choice.found is not None and not choice.fork:
             same = choice.found.manifest.trajectory_hash == trajectory_hash(trajectory)
             resume = Resume(choice.found.manifest.step, same)
-        targets = open_targets(self.specs, self.run_id, resume)
+        targets = open_targets(self.specs, self.run_id, resume, service=self.options.service, slug=self.slug)
         self.metrics = MetricsListener(targets, {
             "run_id": self.run_id, "slug": self.slug, "run": self.plan.run.name,
             "knobs": plain_knobs(self.plan.experiment.knobs), "ir_hash": self.plan.ir_hash,
-            "versions": dict(self.plan.versions)})
+            "versions": dict(self.plan.versions), "trajectory": trajectory_hash(trajectory), "throughput": THROUGHPUT})
         self.listeners.append(self.metrics)
 
     def _compile(self, choice: Choice, trajectory: dict[str, str]) -> Comparison:
@@ -175,6 +196,8 @@ class _Session:
         self.program = program = self.plan.compile()
         if self.status is not None:
             self.status.set(device=program.device)
+        if self.metrics is not None:
+            self.metrics.know(device=program.device)
         if choice.found is None:
             names = fit(self.weights, program.schema(), self.note) if self.weights is not None else {}
             program.initialise()
@@ -183,7 +206,7 @@ class _Session:
             return Comparison()
         found = choice.found
         comparison = compare(found.manifest, self._identity(program, trajectory), saved_schema(found), program.schema())
-        refuse(comparison, str(found.folder), self.options.accept)
+        refuse(comparison, found.folder, self.options.accept)
         program.load(load(found), found.manifest.step)
         return comparison
 
@@ -191,16 +214,17 @@ class _Session:
         plan = self.plan
         return Identity(plan.run.name, trajectory, plain_knobs(plan.experiment.knobs),
                         {text["name"]: text["sha256"] for text in self._texts()}, plan.versions, program.device, 1,
-                        program.threads, plan.run.steps)
+                        program.threads, plan.run.steps, self.data.digests() if self.data is not None else {},
+                        {text["name"]: text["text"] for text in self._texts()})
 
     def _start(self, choice: Choice, comparison: Comparison, trajectory: dict[str, str]) -> None:
         step, resumed = 0, choice.found is not None
         if choice.found is not None:
             step = choice.found.manifest.step
-            self.note(f"resuming {self.slug} after step {step}, from {choice.found.folder}")
+            self.note(f"resuming {choice.found.manifest.slug} after step {step}, from {choice.found.folder}")
         for line in comparison.harmless + comparison.changing:
             self.note(f"  {line}")
-        self.emit(Started(step, self.plan.run.steps, resumed, step if comparison.changing else None))
+        self.emit(Started(step, self.plan.run.steps, resumed, step if comparison.changing else None, comparison.changing))
         self.started = True
         if comparison.inexact:
             self.emit(Annotation(f"not bit-exact: {'; '.join(comparison.inexact)}", {"kind": "resume"}))
@@ -210,35 +234,61 @@ class _Session:
     def _loop(self, choice: Choice, data: BoundData, trajectory: dict[str, str]) -> int:
         assert self.program is not None
         first = choice.found.manifest.step if choice.found else 0
-        writer = None
+        owed: tuple[str, ...] = ()
+        durable = None
         if self.store is not None:
-            def writer(step: int) -> Saved:
-                return self._save(step, data, trajectory)
+            self.writer = Writer(lambda step, left: self._saving(step, left, data, trajectory), self._durable)
             if self.plan.run.keep_best is not None:
-                self.best = Best(self.plan.run.keep_best, choice.found.manifest.best if choice.found else None)
-        durable = first if choice.found is not None and self.store is not None else None
+                self.best = Best(self.plan.run.keep_best, choice.found.manifest.best if choice.found and not choice.fork else None)
+        if choice.found is not None:
+            owed = tuple(choice.found.manifest.owed)
+            durable = None if choice.fork or self.store is None else first
         code = 0
-        for event in train(self.program, self.plan.run, data.feeds, first, self.plan.run.steps,
-                           controls=self.signals, save=writer, durable_step=durable, best=self.best):
+        for event in train(self.program, self.plan.run, data.feeds, first, self.plan.run.steps, controls=self.signals,
+                           saver=self.writer, durable_step=durable, best=self.best, owed=owed, autopsy=self._autopsy):
             self.emit(event)
             if isinstance(event, Stopped):
                 code = 4 if event.durable else 128 + event.signal
+        if self.metrics is not None:
+            self.metrics.close()  # before the summary, which says where the experiment is
         self._summarise(code)
         return self._troubles(code)
 
-    def _save(self, step: int, data: BoundData, trajectory: dict[str, str]) -> Saved:
-        plan, program, begin = self.plan, self.program, time.monotonic()
-        assert program is not None and self.store is not None
+    def _saving(self, step: int, owed: tuple[str, ...], data: BoundData, trajectory: dict[str, str]) -> Callable[[Cancel], Saved]:
+        """Copies the state and fills in the manifest now; what it returns writes them, on another thread."""
+        plan, program, store, begin = self.plan, self.program, self.store, time.monotonic()
+        assert program is not None and store is not None
         epoch, index = data.feeds.train.cursor(step)
+        state = self.copy.take(program.state())
         manifest = Manifest(
             run_id=self.run_id, slug=self.slug, run=plan.run.name, step=step, cursor={"epoch": epoch, "index": index},
             seed=plan.run.seed, knobs=plain_knobs(plan.experiment.knobs), ir_hash=plan.ir_hash, program=self._texts(),
             data=data.digests(), versions=dict(plan.versions), device=program.device, ranks=1, threads=program.threads,
             kernels=dict(plan.kernels), trajectory=trajectory, trajectory_hash=trajectory_hash(trajectory), digest="",
-            health="healthy", files=[], steps=plan.run.steps,
-            best=self.best.record() if self.best is not None else None)
-        health = save(self.store, program.state(), manifest, plan.run.keep)
-        return Saved(step, str(self.store.root), health, time.monotonic() - begin)
+            health="healthy", files=[], parent=self.parent, steps=plan.run.steps,
+            best=self.best.record() if self.best is not None else None, owed=list(owed))
+
+        def write(cancel: Cancel) -> Saved:
+            health = store.save(state, manifest, plan.run.keep, cancel)
+            return Saved(step, store.url, health, time.monotonic() - begin)
+
+        return write
+
+    def _durable(self, saved: Saved) -> None:
+        """The status file says so at once, not only at the next step."""
+        if self.status is not None:
+            self.status.on(saved)
+
+    def _autopsy(self, step: int, result: StepResult) -> tuple[str, ...]:
+        """What is known of a step that was not finite; on the way to another error, so nothing may come of its own."""
+        if self.plan.step_graphs is None or self.program is None or self.data is None:
+            return ()
+        self.note(f"step {step} is not finite; replaying it op by op to see why")
+        places = [] if self.status is None else [self.status.path.parent]
+        if self.store is not None and "://" not in self.store.url:
+            places.append(Path(self.store.url))
+        case = Case(self.plan, self.slug, step, self.program.state(), self.data.feeds.train, self.options.with_data)
+        return examine(case, places)
 
     def _texts(self) -> list[dict[str, str]]:
         return [{"name": t.name, "text": t.text, "sha256": hashlib.sha256(t.text.encode()).hexdigest()}
@@ -271,6 +321,7 @@ class _Session:
             places.append(("checkpoint", "none (give --checkpoint-dir to keep the weights)"))
         texts = [spec.text for spec in self.specs] or ["none (--metrics jsonl:metrics.jsonl)"]
         places += [("metrics", text) for text in texts]
+        places += [("experiment", page) for page in (self.metrics.pages() if self.metrics is not None else [])]
         if self.status is not None:
             places.append(("status", str(self.status.path)))
         if code == 4:
@@ -279,10 +330,21 @@ class _Session:
             places.append(("resume", f"{command} --checkpoint-dir {where} --resume latest"))
         return places
 
-    def _troubles(self, code: int) -> int:
-        troubles = self.metrics.troubles() if self.metrics is not None else []
-        for trouble in troubles:
+    def _tell_metrics(self) -> list[str]:
+        """Ends the metrics, which is bounded, and says once, however the run ended, what was not delivered."""
+        metrics = self.metrics
+        if metrics is None or self.told:
+            return []
+        metrics.close()
+        self.told = True
+        for note in metrics.notes():
+            self.note(f"note: {note}")
+        for trouble in metrics.troubles():
             self.note(f"warning: not every metric was delivered: {trouble}")
+        return metrics.troubles()
+
+    def _troubles(self, code: int) -> int:
+        troubles = self._tell_metrics()
         if self.status is not None and self.status.trouble:
             self.note(f"warning: the status file was not written at the end: {self.status.trouble}")
         return 3 if troubles and self.options.strict_metrics else code
@@ -292,18 +354,22 @@ class _Session:
             if listener not in (self.status, self.metrics):
                 listener.close()
 
+    def abandon(self) -> None:
+        """The process ends at once: a checkpoint in flight is not waited for, and commits nothing any more."""
+        if self.writer is not None:
+            self.writer.close(at_once=True)
+
     def close(self) -> None:
         """Whatever happened: a mistake in closing one thing does not keep the others open."""
+        if self.writer is not None:
+            self.writer.close()
         self._end_progress()
-        for thing in (self.metrics, self.status, self.store, self.program):
+        with contextlib.suppress(OSError):
+            self._tell_metrics()
+        for thing in (self.status, self.store, self.program):
             if thing is not None:
                 with contextlib.suppress(OSError):
                     thing.close()
-
-
-def _is_memory(error: Exception) -> bool:
-    """torch's CPU allocator has no exception of its own: a RuntimeError that says so."""
-    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "allocate memory" in str(error))
 
 
 def _after_start(error: SexpError) -> SexpError:

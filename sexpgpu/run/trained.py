@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from sexpgpu.run.bind import BoundData, bind
 from sexpgpu.run.checkpoints.compare import Comparison, Identity, compare, refuse
@@ -32,7 +33,7 @@ def evaluations(found: Found, plan: RunPlan, accept: bool, say: Callable[[str], 
     Raises E-CKPT-020 or E-CKPT-021 where the program is another, as a resume does.
     """
     data = bind(plan.run, plan.bounds, say)
-    trained = restore(found, plan, _digests(data), accept)
+    trained = restore(found, plan, _digests(data), accept, data.digests())
     step, feeds = found.manifest.step, data.feeds.evals
     try:
         done = [evaluate(trained.program, e, feeds[e.name], step) for e in plan.run.evals]
@@ -41,15 +42,17 @@ def evaluations(found: Found, plan: RunPlan, accept: bool, say: Callable[[str], 
     return trained.comparison, done
 
 
-def restore(found: Found, plan: RunPlan, data: Mapping[str, str], accept: bool) -> Trained:
-    """The compiled program with the checkpoint's tensors. `data`: the data's part of the trajectory."""
+def restore(found: Found, plan: RunPlan, data: Mapping[str, str], accept: bool, contents: Mapping[str, Any] | None = None) -> Trained:
+    """The compiled program with the checkpoint's tensors. `data`: the data's part of the trajectory; `contents`: what a
+    manifest says of them."""
     program = plan.compile()
     texts = {text.name: hashlib.sha256(text.text.encode()).hexdigest() for text in plan.experiment.texts}
     now = Identity(plan.run.name, dict(plan.trajectory) | dict(data) | component(plan.run, None, found.manifest),
                    plain_knobs(plan.experiment.knobs), texts,
-                   plan.versions, program.device, 1, program.threads)
+                   plan.versions, program.device, 1, program.threads, data=contents or {},
+                   sources={text.name: text.text for text in plan.experiment.texts})
     comparison = compare(found.manifest, now, saved_schema(found), program.schema())
-    refuse(comparison, str(found.folder), accept)
+    refuse(comparison, found.folder, accept)
     program.load(load(found), found.manifest.step)
     return Trained(program, comparison)
 

@@ -3,12 +3,30 @@
 from __future__ import annotations
 
 import copy
+import json
 import pickle
+import re
+from pathlib import Path
 
 import pytest
 
 from sexpgpu.diagnostics import SexpErrors
-from sexpgpu.settings import VARIABLES, Secret, Settings, load, not_yet, read, require, shown, split_targets
+from sexpgpu.settings import (
+    BY_NAME,
+    FOUR,
+    VARIABLES,
+    Secret,
+    Settings,
+    child_environment,
+    load,
+    missing_values,
+    not_yet,
+    read,
+    require,
+    scrub,
+    shown,
+    split_targets,
+)
 
 #: variable -> (text, attribute, value)
 ROWS = {
@@ -27,8 +45,10 @@ ROWS = {
     "SEXPGPU_EVAL_LIMIT": ("123", "eval_limit", 123),
     "SYVAIN_METRICS_API_KEY": ("k", "syvain_metrics_api_key", "k"),
     "SYVAIN_METRICS_FOLDER_ID": ("f", "syvain_metrics_folder_id", "f"),
+    "SYVAIN_METRICS_HOST": ("https://other.example:8443/", "syvain_metrics_host", "https://other.example:8443"),
     "SEXPGPU_MEMORY": ("7.5", "memory", 7.5),
     "SEXPGPU_EXPLAIN": ("kernels", "explain", "kernels"),
+    "SEXPGPU_PLAIN_HTTP": ("minio, store", "plain_http", ("minio", "store")),
     "FLASHCART_KERNEL_L_MAX": ("4", "flashcart_kernel_l_max", 4),
     "FLASHCART_CACHE_DIR": ("c", "flashcart_cache_dir", "c"),
     "FLASHCART_TP_SCATTER_KERNEL": ("edge", "flashcart_tp_scatter_kernel", "edge"),
@@ -48,7 +68,7 @@ ROWS = {
     "XDG_STATE_HOME": ("s", "xdg_state_home", "s"),
 }
 DEFAULTS = {
-    "device": "cpu", "nodes": 1, "node_rank": 0, "eval_limit": 10_000_000, "flashcart_kernel_l_max": 3,
+    "device": "cpu", "syvain_metrics_host": "https://metrics.041.io", "nodes": 1, "node_rank": 0, "eval_limit": 10_000_000, "flashcart_kernel_l_max": 3,
     "flashcart_tp_scatter_kernel": "csr", "flashcart_tp_csr_group_budget": 100, "flashcart_tp_bwd_group_budget": 100,
     "flashcart_tp_bwd_csr_min_deg": 64, "flashcart_tp_peak_aware_groups": True,
 }  # fmt: skip
@@ -138,8 +158,8 @@ def test_targets() -> None:
     [({"SEXPGPU_DEVICE": "cuda"}, "E-ENV-002"), ({"SEXPGPU_DEVICES": "0,1"}, "E-ENV-002"),
      ({"SEXPGPU_NODES": "2"}, "E-ENV-002"), ({"SEXPGPU_NODE_RANK": "1"}, "E-ENV-003"),
      ({"SEXPGPU_MEMORY": "12"}, "E-ENV-002"), ({"SEXPGPU_EXPLAIN": "kernels"}, "E-ENV-002"),
-     ({"SEXPGPU_METRICS": "syvain:1"}, "E-ENV-002"), ({"SEXPGPU_CHECKPOINT_DIR": "s3://b/p"}, "E-ENV-002"),
-     ({"SEXPGPU_RESUME": "s3://b/p/step-1"}, "E-ENV-002"), ({"SEXPGPU_RESUME": "latest"}, "E-ENV-003")],
+     ({"SEXPGPU_METRICS": "syvain:1"}, "E-ENV-003"), ({"SEXPGPU_CHECKPOINT_DIR": "s3://b/p"}, "E-NET-010"),
+     ({"SEXPGPU_RESUME": "s3://b/p/step-1"}, "E-NET-010"), ({"SEXPGPU_RESUME": "latest"}, "E-ENV-003")],
 )  # fmt: skip
 def test_refused_until_it_is_there(environ: dict[str, str], code: str) -> None:
     settings = load(environ)
@@ -190,3 +210,74 @@ def test_secrets_stay_secret() -> None:
 
 def test_credentials_in_a_url_are_masked() -> None:
     assert shown("https://me:pass@host:9000") == "https://***@host:9000"
+
+
+# --- secrets in the hands of others ------------
+
+
+def test_a_role_needs_all_four() -> None:
+    """Each of the four alone is named, with every level that was looked at; a token is not needed."""
+    for role in ("data", "checkpoint"):
+        for name in FOUR:
+            environ = {f"AWS_{n}": "x" for n in FOUR if n != name}
+            (found,) = missing_values(load(environ), role, "s3://b/p", "--checkpoint-dir")
+            assert found.code == "E-NET-010" and f"AWS_{name} of the {role} role is not set" in found.message
+            text = " ".join(found.notes + found.help)
+            for level in (f"SEXPGPU_{role.upper()}_", "SEXPGPU_", ""):
+                assert f"{level}AWS_{name}" in text
+        assert not missing_values(load({f"AWS_{n}": "x" for n in FOUR}), role, "s3://b/p")
+
+
+def test_an_empty_value_is_looked_for_further_down() -> None:
+    found = load({"SEXPGPU_DATA_AWS_REGION": "", "SEXPGPU_AWS_REGION": "", "AWS_REGION": "plain"}).credentials("data")
+    assert found.region == "plain" and found.via == {"REGION": "AWS_REGION"}
+
+
+def test_a_text_of_others_is_scrubbed() -> None:
+    environ = {"AWS_SECRET_ACCESS_KEY": "hunter2", "SEXPGPU_AWS_SESSION_TOKEN": "hunter2-longer", "AWS_REGION": "eu"}
+    assert scrub("hunter2-longer and hunter2 in eu", environ) == "*** and *** in eu"
+
+
+def test_a_child_gets_the_secrets_of_its_role_alone() -> None:
+    environ = {v.name: v.name.lower() for v in VARIABLES if v.kind == "secret"} | {"PATH": "/bin", "AWS_REGION": "r"}
+    assert child_environment(environ) == {"PATH": "/bin", "AWS_REGION": "r"}
+    child = child_environment(environ, ("data",))
+    assert "SEXPGPU_DATA_AWS_SECRET_ACCESS_KEY" in child and "AWS_SESSION_TOKEN" in child
+    assert not [name for name in child if "CHECKPOINT" in name or "SYVAIN" in name]
+    assert load(child).credentials("data").secret_access_key is not None
+
+
+def test_credentials_are_not_shown_hashed_or_pickled() -> None:
+    found = load({f"AWS_{n}": f"hunter-{n}" for n in (*FOUR, "SESSION_TOKEN")}).credentials("data")
+    assert "hunter-SECRET" not in repr(found) + str(found) and "hunter-SESSION" not in repr(found) and "hunter-ACCESS" not in repr(found)
+    for use in (hash, pickle.dumps, copy.deepcopy, json.dumps):
+        with pytest.raises(TypeError):
+            use(found)
+
+
+# --- the docs page ------------
+
+#: variable -> default of the page that other tools link to; None: unset, or not said there
+PAGE = {
+    "SEXPGPU_DEVICE": "cpu", "SEXPGPU_DEVICES": None, "SEXPGPU_NODES": 1, "SEXPGPU_NODE_RANK": 0, "SEXPGPU_RENDEZVOUS": None,
+    "SEXPGPU_NODE_GRADIENTS": None, "SEXPGPU_METRICS": None, "SEXPGPU_STATUS": None, "SEXPGPU_DIAGNOSTICS": None, "SEXPGPU_RUN_SLUG": None,
+    "SEXPGPU_CHECKPOINT_DIR": None, "SEXPGPU_RESUME": None, "SEXPGPU_EVAL_LIMIT": 10_000_000, "SYVAIN_METRICS_API_KEY": None,
+    "SYVAIN_METRICS_FOLDER_ID": None, "SEXPGPU_MEMORY": None, "SEXPGPU_EXPLAIN": None,
+}  # fmt: skip
+FLAGS = {"SEXPGPU_DEVICE": "--device", "SEXPGPU_METRICS": "--metrics", "SEXPGPU_STATUS": "--status", "SEXPGPU_CHECKPOINT_DIR": "--checkpoint-dir",
+         "SEXPGPU_RESUME": "--resume", "SEXPGPU_DIAGNOSTICS": "--diagnostics"}  # fmt: skip
+
+
+def test_the_page_and_the_record_agree_both_ways() -> None:
+    text = (Path(__file__).parents[2] / "docs/environment.md").read_text("utf-8")
+    rows = re.findall(r"^\| `([A-Z0-9_]+)` \| (.*?) ?\| (.*?) \| (.*) \|$", text, re.M)
+    page = {name: (flag.strip("` "), default, doc) for name, flag, default, doc in rows}
+    record = {v.name: (v.flag, v.shown_default, v.doc) for v in VARIABLES}
+    assert page == record and len(rows) == len(page)
+    assert {v.name: v.flag for v in VARIABLES if v.flag} == FLAGS
+    for name, default in PAGE.items():
+        assert BY_NAME[name].default == default
+    levels = ("SEXPGPU_DATA_", "SEXPGPU_CHECKPOINT_", "SEXPGPU_", "")
+    assert {f"{level}AWS_{name}" for level in levels for name in FOUR} <= set(record)
+    settings = load({})
+    assert len(settings.values) == len(VARIABLES)

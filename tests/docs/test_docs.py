@@ -123,7 +123,7 @@ def test_run_page_names_each_flag() -> None:
 def test_every_code_has_a_title_and_a_page() -> None:
     for family, module in CATALOGUE.items():
         for code, found in import_module(module).CODES.items():
-            assert re.fullmatch(rf"E-{family}-[0-9]{{3}}", code), code
+            assert re.fullmatch(rf"[EW]-{family}-[0-9]{{3}}", code), code
             assert found.title and len(found.page.split()) >= 8, f"{code}: a title, and a page of a sentence or more"
 
 
@@ -133,7 +133,7 @@ def test_every_code_that_is_raised_is_in_the_catalogue() -> None:
     for path in (ROOT / "sexpgpu").rglob("*.py"):
         if path.parent.name == "catalogue":
             continue
-        for code in re.findall(r"[\"'](E-[A-Z]+-[0-9]{3})[\"']", path.read_text("utf-8")):
+        for code in re.findall(r"[\"']([EW]-[A-Z]+-[0-9]{3})[\"']", path.read_text("utf-8")):
             raised.setdefault(code, path.relative_to(ROOT).as_posix())
     missing = {code: place for code, place in raised.items() if code not in known}
     assert not missing, f"add entries to sexpgpu/diagnostics/catalogue/: {missing}"

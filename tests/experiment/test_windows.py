@@ -88,7 +88,7 @@ def nodes(found):
     ("E-EVAL-107", "(windws corpus :context 4 :batch 8)", "", "windws"),
     ("E-EVAL-107", "(windows corpus :split trian :context 4 :batch 8)", "", "trian"),
     ("E-EVAL-103", DATA, " :tokens words", "words"),
-    ("E-EVAL-103", DATA, ' :tokens "bpe.json"', "symbol"),
+    ("E-EVAL-103", DATA, ' :tokens "bpe.json"', '(bpe "tokenizer.json")'),
     ("E-EVAL-101", DATA, " :fields ((x f32))", "fields"),
 ])
 def test_mistakes_of_the_form(tmp_path, code, data, options, says):

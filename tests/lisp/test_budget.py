@@ -28,7 +28,7 @@ def test_what_things_cost():
 def test_over_it_names_form_calls_and_spenders():
     d = mistake("(defun grow (x) (grow (cons 1 x)))\n(defun start () (+ 0 (grow [])))\n(start)", "E-EVAL-041", limit=100_000)
     assert d.span.text == "(cons 1 x)"
-    notes = "\n".join(d.notes)
+    notes = "\n".join([*d.notes, *(r.label for r in d.related)])
     assert "in `grow`" in notes and "in `start`" in notes and "spent most: `cons`" in notes and "SEXPGPU_EVAL_LIMIT" in d.help[0]
 
 

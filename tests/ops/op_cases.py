@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from breadth_cases import BREADTH
+from cartesian_cases import CARTESIAN
 
 from sexpgpu.ir import Node
 from sexpgpu.ops import build
@@ -225,5 +226,5 @@ CASES: list[Case] = [
     Case("stop-gradient", (REAL,), lambda x: x),
     Case("iota", (), lambda: np.arange(5, dtype=np.int32), {"count": 5}),
     Case("constant", (), lambda: np.float64(1.5), {"value": 1.5, "dtype": "f64"}),
-    *(Case(*row) for row in BREADTH),
+    *(Case(*row) for row in [*BREADTH, *CARTESIAN]),
 ]

@@ -43,12 +43,13 @@ def compare(scalar: Node, gradients: list[Node], bindings: dict, wrt: list[Node]
     results = {str(i): g for i, g in enumerate(gradients)}
     verify(results)
     verify(simplify(results))
-    got = Executable(results).run(bindings)
-    simpler = Executable(simplify(results)).run(bindings)
+    got, together = (Executable(results, fused=f).run(bindings) for f in (False, True))
+    simpler = Executable(simplify(results), fused=False).run(bindings)
     for i, expected in enumerate(differences(scalar, bindings, wrt)):
         g = got[str(i)].numpy()
         assert (np.abs(g - expected) <= 1e-6 * np.maximum(1.0, np.abs(expected))).all(), (g, expected)
         np.testing.assert_array_equal(g, simpler[str(i)].numpy())
+        np.testing.assert_allclose(g, together[str(i)].numpy(), rtol=1e-12, atol=1e-13)
 
 
 @pytest.mark.parametrize("case", DIFFERENTIABLE, ids=str)

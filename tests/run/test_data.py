@@ -104,7 +104,7 @@ def test_bounds(tmp_path):
     check_bound(table, FieldBound("label", 0, 10))
     with pytest.raises(SexpError) as error:
         check_bound(table, FieldBound("label", 0, 9, why="10 classes"))
-    assert error.value.diagnostic.code == "E-DATA-014" and "row 2" in error.value.diagnostic.message
+    assert error.value.diagnostic.code == "E-DATA-014" and "line 3" in error.value.diagnostic.message
 
 
 def test_split(tmp_path):

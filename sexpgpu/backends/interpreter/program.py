@@ -1,7 +1,7 @@
 """A run on torch CPU: implements `run.program.Program` over executables of the interpreter.
 
-A step reads the old tensors and writes new ones; they replace the old only when loss and gradient norm are
-finite, so a step that is not finite changes nothing.
+A step writes parameters, optimizer state and averages only when loss and gradient norm are finite, so a step that is
+not finite changes nothing but the gradients' memory.
 """
 
 from __future__ import annotations
@@ -14,8 +14,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from sexpgpu.backends.interpreter.dtypes import TORCH
+from sexpgpu.backends.interpreter.arena import Arena
+from sexpgpu.backends.interpreter.draws import Ahead, StepContext
 from sexpgpu.backends.interpreter.executable import Executable
+from sexpgpu.backends.interpreter.flat import Flat, flatten
+from sexpgpu.backends.interpreter.indices import refuse_index
 from sexpgpu.experiment.traced import AVERAGE
 from sexpgpu.ir import Node
 from sexpgpu.ops.initial import initial_value
@@ -36,30 +39,50 @@ class Result:
     fell: str
 
 
+def source_of(node: Node) -> tuple[str, str]:
+    """What a leaf stands for: its kind and name."""
+    if node.op == "input":
+        return "input", node.attrs["name"]
+    if node.op == "slot" and node.attrs["slot"] == AVERAGE:
+        return "ema", node.attrs["path"]
+    if node.op == "slot":
+        return "opt", f"{node.attrs['slot']}/{node.attrs['path']}"
+    return node.op, node.attrs.get("path", node.attrs.get("name", ""))
+
+
 class Compiled:
     """An executable whose leaves are bound by what they stand for, not by node: passes rebuild nodes."""
 
     def __init__(self, results: dict[str, Node]):
         self.executable = Executable(results)
-        self.sources = [self._source(node) for node in self.executable.leaves]
-
-    @staticmethod
-    def _source(node: Node) -> tuple[str, str]:
-        if node.op == "input":
-            return "input", node.attrs["name"]
-        if node.op == "slot" and node.attrs["slot"] == AVERAGE:
-            return "ema", node.attrs["path"]
-        if node.op == "slot":
-            return "opt", f"{node.attrs['slot']}/{node.attrs['path']}"
-        return node.op, node.attrs.get("path", node.attrs.get("name", ""))
+        self.sources = [source_of(node) for node in self.executable.leaves]
 
     def run(self, values: Mapping[tuple[str, str], Any], seed: int, step: int, offset: int = 0) -> dict[str, Any]:
         leaves = [values[source] for source in self.sources]
         return dict(zip(self.executable.names, self.executable.run_list(leaves, seed, step, offset), strict=True))
 
 
+class Bound:
+    """An executable over tensors that stay where they are: of a call, the batch's fields alone are new."""
+
+    def __init__(self, executable: Executable, tensors: Mapping[Node, Any], outs: list[Any]):
+        self.executable, self.outs = executable, outs
+        self.fixed = [tensors.get(leaf) for leaf in executable.leaves]
+        self.fields = [(i, n.attrs["name"]) for i, n in enumerate(executable.leaves) if tensors.get(n) is None]
+
+    def run(self, fields: Mapping[str, Any], context: StepContext) -> tuple[Any, ...]:
+        leaves = self.fixed.copy()
+        for place, name in self.fields:
+            leaves[place] = fields[name]
+        return self.executable.call(leaves, context, context.step, self.outs)
+
+
 class InterpreterProgram:
-    """`staged` is `compiler.Stages`; `threads` is a stored count, or None to choose by rule."""
+    """`staged` is `compiler.Stages`; `threads` is a stored count, or None to choose by rule.
+
+    A step is two graphs: from a batch to the loss and the gradients, and from those to new parameters. Parameters,
+    gradients and optimizer state of equal updates lie in vectors (`flat`), of which the named tensors are views.
+    """
 
     device = "cpu"
 
@@ -69,26 +92,55 @@ class InterpreterProgram:
         torch.set_num_threads(self.threads)
         self.dtype = torch.float64 if self.config.precision == "f64" else torch.float32
         self.updates = 0
-        self.values: dict[str, Any] = {}  # state names -> tensors
         self._graphs: dict[Any, Any] = {}
         self._full = {f"param/{n}": ("param", _path(s)) for n, s in self.traced.params.items()}
         self._full |= {f"state/{n}": ("state", _path(s)) for n, s in self.traced.states.items()}
         self._full |= {f"opt/{n}": ("opt", n) for n in self.traced.slots}
         self._full |= {f"ema/{n}": ("ema", n) for n in self.traced.averages}
         self._weights = {e.name: e.weights for e in self.config.evals}
-        for logged in (False, True):  # compile now: a mistake must not wait for the first logged step
-            self._step_graphs(logged)
+        self._arena = Arena(self._flat(), self.schema())
+        self.values: dict[str, Any] = self._arena.tensors  # state names -> tensors, for good
+        self._known = {source: self.values[name] for name, source in self._full.items()}
+        self._update = self._bound_update()
+        self._forward = {logged: self._bound_forward(logged) for logged in (False, True)}  # a mistake must not wait
+        self._sums: list[Any] | None = None  # gradients summed over micro-batches
+        masks = self._forward[False].executable.masks
+        self._masks, self._ahead = masks, Ahead(self.config.seed, self._forward[False].executable.samples)
 
     def _graph(self, key: Any, make: Any) -> Any:
         if key not in self._graphs:
             self._graphs[key] = make()
         return self._graphs[key]
 
-    def _step_graphs(self, logged: bool) -> tuple[Compiled, Compiled | None]:
-        if self.config.accumulate == 1:
-            return self._graph(("whole", logged), lambda: Compiled(self.staged.whole(logged))), None
-        micro = self._graph(("micro", logged), lambda: Compiled(self.staged.micro(logged)))
-        return micro, self._graph("update", lambda: Compiled(self.staged.update()))
+    def _flat(self) -> Flat:
+        """The update's graph over vectors."""
+        owners = {("gradient", n): ("gradient", n) for n in self.traced.gradients}
+        for name, (kind, path) in self._full.items():
+            if kind in ("param", "opt", "ema"):
+                slot, _, rest = name.removeprefix("opt/").partition("/")
+                owners[kind, path] = (f"opt/{slot}", rest) if kind == "opt" else (kind, name.partition("/")[2])
+        divided = self.traced.loss.count is not None or self.config.accumulate > 1
+        return flatten(self.staged.update(divided), list(self.traced.gradients), owners, source_of)
+
+    def _bound_update(self) -> Bound:
+        flat, arena = self._arena.flat, self._arena
+        into = {name: flat.homes.get(name) for name in flat.results if name.startswith(("param/", "opt/", "ema/"))}
+        scratch = [*flat.homes.values(), *flat.gradients.values()]
+        self._kept = [name for name in flat.results if name not in into]
+        executable = Executable(flat.results, into, scratch, self._kept)
+        known = {leaf: arena.place(name) for name, leaf in flat.homes.items()}
+        known |= {leaf: arena.gradients[name] for name, leaf in flat.gradients.items()}
+        for leaf in executable.leaves:
+            known.setdefault(leaf, self._known.get(source_of(leaf)))
+        return Bound(executable, known, [arena.place(name) for name in into])
+
+    def _bound_forward(self, logged: bool) -> Bound:
+        """From a batch to the loss, and each gradient where it belongs."""
+        results = self.staged.micro(logged)
+        names = [name for name in results if name.startswith("gradient/")]
+        executable = Executable(results, dict.fromkeys(names))
+        known = {leaf: self._known.get(source_of(leaf)) for leaf in executable.leaves}
+        return Bound(executable, known, [self._arena.views[name.removeprefix("gradient/")] for name in names])
 
     # --- state ---
 
@@ -106,73 +158,96 @@ class InterpreterProgram:
         inits = {f"param/{n}": (s.init, _path(s)) for n, s in self.traced.params.items()}
         inits |= {f"state/{n}": (s.init, _path(s)) for n, s in self.traced.states.items()}
         inits |= {f"opt/{n}": (s.init, f"opt/{n}") for n, s in self.traced.slots.items()}
-        self.values = {}
-        for name, (dtype, shape) in self.schema().items():
+        for name, tensor in self.values.items():
             if name.startswith("ema/"):  # an average starts at the parameter itself
-                self.values[name] = self.values["param/" + name.removeprefix("ema/")].clone()
+                tensor.copy_(self.values["param/" + name.removeprefix("ema/")])
                 continue
             init, path = inits[name]
             key = draw_key(self.config.seed, path, 0, "init")
-            value = initial_value(init.kind, dict(init.settings), shape, key)
-            self.values[name] = torch.from_numpy(np.array(value)).to(TORCH[dtype])
-        self.updates = 0
+            value = initial_value(init.kind, dict(init.settings), tuple(tensor.shape), key)
+            tensor.copy_(torch.from_numpy(np.array(value)))
+        self._moved(0)
 
     def state(self) -> dict[str, Any]:
         return dict(self.values)
 
     def load(self, state: Mapping[str, Any], step: int) -> None:
-        self.values = {name: state[name].contiguous() for name in self.schema()}
-        self.updates = step
+        for name, tensor in self.values.items():
+            tensor.copy_(state[name])
+        self._moved(step)
+
+    def _moved(self, updates: int) -> None:
+        self.updates = updates
+        self._ahead.forget()
 
     # --- steps ---
 
-    def _leaves(self, batch: Mapping[str, Any], rows: slice | None = None) -> dict[tuple[str, str], Any]:
-        values = {self._full[name]: tensor for name, tensor in self.values.items()}
+    def _fields(self, batch: Mapping[str, Any], rows: slice | None = None) -> dict[str, Any]:
+        fields = {}
         for name, array in batch.items():
             tensor = torch.from_numpy(np.ascontiguousarray(array if rows is None else array[rows]))
-            if tensor.dtype == torch.float32:
-                tensor = tensor.to(self.dtype)
-            values[("input", name)] = tensor
-        return values
+            fields[name] = tensor.to(self.dtype) if tensor.dtype == torch.float32 else tensor
+        return fields
+
+    def _leaves(self, batch: Mapping[str, Any]) -> dict[tuple[str, str], Any]:
+        return self._known | {("input", name): tensor for name, tensor in self._fields(batch).items()}
 
     def step(self, batch: Mapping[str, Any], logged: bool) -> Result:
         """One optimizer step over a whole batch."""
-        with torch.no_grad():
-            first, second = self._step_graphs(logged)
-            if second is None:
-                out = first.run(self._leaves(batch), self.config.seed, self.updates)
-                parts = [out]
-            else:
-                parts, out = self._accumulated(first, second, batch)
-            return self._finish(out, parts)
+        with torch.inference_mode():
+            forward, size, parts = self._forward[logged], self.traced.samples, []
+            for part in range(self.config.accumulate):
+                rows = slice(part * size, (part + 1) * size) if self.config.accumulate > 1 else None
+                context = StepContext(self.config.seed, self.updates, part * size, size, self._ahead)
+                self._draw_ahead(part)
+                values = self._run(forward, self._fields(batch, rows), context)
+                parts.append(dict(zip(forward.executable.names, values, strict=True)))
+                if self.config.accumulate > 1:
+                    self._add_gradients(part)
+            return self._finish(parts)
 
-    def _accumulated(self, micro: Compiled, update: Compiled, batch: Mapping[str, Any]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-        size = self.traced.samples
-        parts: list[dict[str, Any]] = []
-        for part in range(self.config.accumulate):
-            rows = slice(part * size, (part + 1) * size)
-            parts.append(micro.run(self._leaves(batch, rows), self.config.seed, self.updates, part * size))
-        leaves = self._leaves({})
-        for name in self.traced.gradients:
-            total = parts[0][f"gradient/{name}"]
-            for part in parts[1:]:
-                total = total + part[f"gradient/{name}"]
-            leaves[("gradient", name)] = total
-        leaves[("input", "count")] = _total(parts, "count", self.dtype)
-        out = update.run(leaves, self.config.seed, self.updates)
-        states = [k for k in parts[0] if k.startswith("state/")]
-        return parts, out | {k: _merged([p[k] for p in parts]) for k in states}
+    def _run(self, bound: Bound, fields: Mapping[str, Any], context: StepContext) -> tuple[Any, ...]:
+        try:
+            return bound.run(fields, context)
+        except (IndexError, RuntimeError):
+            leaves = {n: f for n, f in zip(bound.executable.leaves, bound.fixed, strict=True) if f is not None}
+            leaves |= {bound.executable.leaves[place]: fields[name] for place, name in bound.fields}
+            refuse_index(bound.executable, leaves, context, self.traced.origins)
+            raise
 
-    def _finish(self, out: dict[str, Any], parts: list[dict[str, Any]]) -> Result:
-        total, count = float(_total(parts, "loss", self.dtype)), float(_total(parts, "count", self.dtype))
+    def _draw_ahead(self, part: int) -> None:
+        """Asks for the masks of this micro-batch, should they not be under way, and for those of the next."""
+        size, count = self.traced.samples, self.config.accumulate
+        if not self._masks:
+            return
+        self._ahead.ask(self._masks, self.updates, part * size)
+        after = (self.updates, part + 1) if part + 1 < count else (self.updates + 1, 0)
+        self._ahead.ask(self._masks, after[0], after[1] * size)
+
+    def _add_gradients(self, part: int) -> None:
+        """Sums of gradients over micro-batches, in their order; after the last they are the gradients."""
+        gradients = list(self._arena.gradients.values())
+        if part == 0:
+            self._sums = [g.clone() for g in gradients]
+            return
+        for total, gradient in zip(self._sums or (), gradients, strict=True):
+            total.add_(gradient)
+            if part == self.config.accumulate - 1:
+                gradient.copy_(total)
+
+    def _finish(self, parts: list[dict[str, Any]]) -> Result:
+        counts = _total(parts, "count", self.dtype)
+        total, count = float(_total(parts, "loss", self.dtype)), float(counts)
         loss = total / count if count else math.nan
+        context = StepContext(self.config.seed, self.updates, open=math.isfinite(loss))
+        out = dict(zip(self._kept, self._update.run({"count": counts}, context), strict=True))
         norm = float(out["gradient-norm"])
         fell = "" if math.isfinite(loss) and math.isfinite(norm) else "gradient norm" if math.isfinite(loss) else "loss"
         rates = {k.removeprefix("learning-rate/"): float(v) for k, v in out.items() if k.startswith("learning-rate/")}
         if not fell:
-            for name in self.values:
-                if name in out:
-                    self.values[name] = out[name]
+            for name in parts[0]:
+                if name.startswith("state/"):
+                    self.values[name].copy_(_merged([p[name] for p in parts]))
             self.updates += 1
         metrics = {n: t / c if c else math.nan for n, (t, c) in _metrics(parts).items()}
         taps = {k.removeprefix("tap/"): sum(float(p[k]) for p in parts) / len(parts) for k in parts[0] if k.startswith("tap/")}
@@ -181,12 +256,12 @@ class InterpreterProgram:
     def evaluate(self, name: str, batch: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
         samples = len(next(iter(batch.values())))
         entries, compiled = self._graph(("eval", name, samples), lambda: self._evaluation(name, samples))
-        with torch.no_grad():
+        with torch.inference_mode():
             leaves = self._leaves(batch)
             if self._weights[name] == "ema":
                 for path in self.traced.averages:
                     leaves[self._full[f"param/{path}"]] = self.values[f"ema/{path}"]
-            out = compiled.run(leaves, self.config.seed, self.updates)
+            out = self._evaluated(compiled, leaves)
         weights = {e.name: samples for e in entries if e.count is None}
         return {n: (t * weights[n], weights[n]) if n in weights else (t, c) for n, (t, c) in _metrics([out]).items()}
 
@@ -194,8 +269,18 @@ class InterpreterProgram:
         entries, results = self.staged.evaluation(name, samples)
         return entries, Compiled(results)
 
+    def _evaluated(self, compiled: Compiled, leaves: Mapping[tuple[str, str], Any]) -> dict[str, Any]:
+        try:
+            return compiled.run(leaves, self.config.seed, self.updates)
+        except (IndexError, RuntimeError):
+            values = {n: leaves[s] for n, s in zip(compiled.executable.leaves, compiled.sources, strict=True)}
+            context = StepContext(self.config.seed, self.updates, 0, compiled.executable.samples)
+            refuse_index(compiled.executable, values, context, self.traced.origins)
+            raise
+
     def close(self) -> None:
         self._graphs.clear()
+        self._ahead.close()
 
 
 def _path(spec: Any) -> str:

@@ -260,9 +260,9 @@ Right:
 """,
     ),
     "E-CKPT-034": Entry(
-        "no function to predict with",
+        "no such function",
         """\
-The name given to `predict` is no function of fields, or what it returns is no tensor with one row for each row of the input.
+The name given to `predict`, or taken of a model in Python, is no function of the file; or what a prediction's function returns is no tensor with one row for each row of the input.
 
 Why: A prediction is computed in batches of rows, whose results are joined.
 

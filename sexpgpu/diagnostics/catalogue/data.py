@@ -204,6 +204,203 @@ Right:
     11 outputs, or labels 0 … 9
 """,
     ),
+    "E-DATA-015": Entry(
+        "the data cache is not used",
+        """\
+A warning: parsed data is kept for this run only, and the next one parses again.
+
+Why: The cache folder belongs to another user, others may write to it, or it cannot be written. What lies in it is trusted, so it must be yours.
+
+Wrong:
+    chmod 777 ~/.cache/sexpgpu
+
+Right:
+    chmod 700 ~/.cache/sexpgpu, or export XDG_CACHE_HOME=/a/folder/of/yours
+""",
+    ),
+    "E-DATA-016": Entry(
+        "not enough disk",
+        """\
+What the run writes takes more than the disk has free: parsed records, or checkpoints.
+
+Why: A run that fills the disk fails hours later. The message has both numbers.
+
+Wrong:
+    :keep 20 of a model of 8 GiB on a disk with 50 GiB
+
+Right:
+    :keep 3, or --checkpoint-dir on a larger disk; XDG_CACHE_HOME says where parsed data goes
+""",
+    ),
+    "E-DATA-017": Entry(
+        "no tokenizer",
+        """\
+The file that `(bpe …)` names is not there or is no tokenizer.
+
+Why: A path in the file is relative to the file's folder. The format is the JSON of the `tokenizers` library.
+
+Wrong:
+    (text "corpus.txt" :tokens (bpe "corpus.txt"))
+
+Right:
+    sexpgpu data tokenize corpus.txt --vocab 8192 --out tok
+    (text "corpus.txt" :tokens (bpe "tok/tokenizer.json"))
+""",
+    ),
+    "E-DATA-018": Entry(
+        "a worker ended",
+        """\
+A process that parses data ended by itself.
+
+Why: The system ends processes when memory is used up.
+
+Wrong:
+    a run beside another that takes all memory
+
+Right:
+    run again with more free memory
+""",
+    ),
+    "E-DATA-019": Entry(
+        "nothing to tokenize or build",
+        """\
+`sexpgpu data` cannot do what it was asked: the input has nothing in it, or the options contradict each other.
+
+Why: The message says which.
+
+Wrong:
+    sexpgpu data tokenize empty.txt --vocab 100 --out tok
+
+Right:
+    sexpgpu data tokenize corpus.txt --vocab 8192 --out tok
+""",
+    ),
+    "E-DATA-020": Entry(
+        "manifest not readable",
+        """\
+The manifest is not JSON in UTF-8.
+
+Why: It was cut, or the location is that of another file.
+
+Wrong:
+    (manifest "data/part-0.jsonl.gz" …)
+
+Right:
+    (manifest "data/data-manifest-v1.json" …)
+""",
+    ),
+    "E-DATA-021": Entry(
+        "manifest of another form",
+        """\
+A value in the manifest is missing or of another kind than version 1 has; the message has its path.
+
+Why: Counts must add up: records of a split are the sum over its shards.
+
+Wrong:
+    {"version": 1, "splits": {"train": {"records": "3", …}}}
+
+Right:
+    {"version": 1, "data_format": "jsonl.gz", "splits": {"train": {"records": 3, …}}}
+""",
+    ),
+    "E-DATA-022": Entry(
+        "no such split or stage",
+        """\
+The manifest has no split or stage of that name, or none is chosen where there are several.
+
+Why: The manifest says which there are, and the message lists them.
+
+Wrong:
+    (batches corpus :split trian :batch 64)
+
+Right:
+    (batches corpus :split train :batch 64)
+""",
+    ),
+    "E-DATA-023": Entry(
+        "shard not found",
+        """\
+A shard that the manifest lists is not there or cannot be read.
+
+Why: It was renamed or removed, or the manifest is of another version of the data. URIs are raw: `%20` stands for itself.
+
+Wrong:
+    mv shards/part-0.jsonl.gz shards/part-zero.jsonl.gz
+
+Right:
+    sexpgpu data verify data-manifest-v1.json
+""",
+    ),
+    "E-DATA-024": Entry(
+        "shard of another size",
+        """\
+A shard has more or fewer bytes than the manifest says.
+
+Why: It was cut in a copy, or replaced.
+
+Wrong:
+    a shard of half its size
+
+Right:
+    fetch it again; sexpgpu data verify says which are whole
+""",
+    ),
+    "E-DATA-025": Entry(
+        "shard of other content",
+        """\
+A shard's digest is not the manifest's.
+
+Why: Bits changed, or it was replaced by another file of the same size.
+
+Wrong:
+    one byte changed
+
+Right:
+    fetch it again; sexpgpu data verify says which are whole
+""",
+    ),
+    "E-DATA-026": Entry(
+        "another number of records",
+        """\
+A shard has more or fewer records than the manifest says.
+
+Why: The order of samples counts records by the manifest. Nothing is skipped or added silently.
+
+Wrong:
+    "records": 100 for a shard of 99
+
+Right:
+    have the manifest written again: sexpgpu data build
+""",
+    ),
+    "E-DATA-027": Entry(
+        "shard damaged",
+        """\
+A shard is not whole in its format: gzip, Parquet, or frames of MessagePack.
+
+Why: It ends early, has something after its end, or fails a checksum.
+
+Wrong:
+    cat a.jsonl.gz b.jsonl.gz > both.jsonl.gz
+
+Right:
+    one gzip member a shard
+""",
+    ),
+    "E-DATA-029": Entry(
+        "a read that stalls",
+        """\
+Nothing came from a shard for a minute.
+
+Why: A disk or a store that hangs would keep the run waiting for ever.
+
+Wrong:
+    a mount whose server is gone
+
+Right:
+    see whether the store answers, then run again
+""",
+    ),
     "E-DATA-030": Entry(
         "rows and sequences",
         """\
@@ -398,6 +595,90 @@ Wrong:
 
 Right:
     :init (from "w.safetensors" :map (("encoder/**" "old/encoder/**")))
+""",
+    ),
+    "E-DATA-044": Entry(
+        "shard listed twice",
+        """\
+One list of the manifest has the same shard twice.
+
+Why: Its records would count twice in every epoch.
+
+Wrong:
+    "shards": [{"uri": "part-0.jsonl.gz", …}, {"uri": "part-0.jsonl.gz", …}]
+
+Right:
+    list it once
+""",
+    ),
+    "E-DATA-045": Entry(
+        "library not installed",
+        """\
+Reading this format needs a library that is not installed.
+
+Why: It is large, and few need it.
+
+Wrong:
+    a manifest of parquet shards with `pip install sexpgpu`
+
+Right:
+    pip install 'sexpgpu[parquet]'
+""",
+    ),
+    "E-DATA-046": Entry(
+        "something else is there",
+        """\
+`sexpgpu data` does not write over files that hold something else.
+
+Why: Data that runs were trained on would be lost. The same input gives the same bytes, and those are left as they are.
+
+Wrong:
+    sexpgpu data build b.jsonl --out data     ; data/ holds what was built from a.jsonl
+
+Right:
+    sexpgpu data build b.jsonl --out data-b
+""",
+    ),
+    "W-DATA-001": Entry(
+        "field that nobody reads",
+        """\
+`sexpgpu check` warns: a field is declared, and no loss, metric or evaluation takes it.
+
+Why: A label that is never read trains nothing; a misspelt parameter would be an error, a missing one is not.
+
+Wrong:
+    :fields ((image f32 [64]) (label i32) (weight f32))   ; (defun loss (image label) …)
+
+Right:
+    :fields ((image f32 [64]) (label i32))
+""",
+    ),
+    "W-DATA-002": Entry(
+        "source that nobody uses",
+        """\
+`sexpgpu check` warns: no run and no evaluation names the data source.
+
+Why: It was left over, or the name in a `:data` is that of another one.
+
+Wrong:
+    (defdata extra (csv "extra.csv" …))   ; every :data says (batches digits …)
+
+Right:
+    remove it, or :data (batches extra :batch 64)
+""",
+    ),
+    "W-DATA-003": Entry(
+        "loss that ignores a field",
+        """\
+`sexpgpu check` warns: the loss takes a field, but its value does not depend on it.
+
+Why: A loss without its label goes down and means nothing.
+
+Wrong:
+    (defun loss (image label) (cross-entropy (model image) (argmax (model image))))
+
+Right:
+    (defun loss (image label) (cross-entropy (model image) label))
 """,
     ),
 }

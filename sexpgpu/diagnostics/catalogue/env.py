@@ -21,7 +21,8 @@ Unset the variable or leave out the flag. A flag wins over its variable, so `--d
     "E-ENV-003": Entry(
         "setting needs another one",
         """Two settings belong together and one is missing. `--resume latest` searches the checkpoint location, so it
-needs `--checkpoint-dir` or `SEXPGPU_CHECKPOINT_DIR`; a machine's rank needs the number of machines.""",
+needs `--checkpoint-dir` or `SEXPGPU_CHECKPOINT_DIR`; a machine's rank needs the number of machines; `--metrics syvain` needs
+`SYVAIN_METRICS_API_KEY`.""",
     ),
     "E-ENV-005": Entry(
         "unknown metrics target",
@@ -52,5 +53,10 @@ or send the output elsewhere.""",
         "package missing",
         """`sexpgpu doctor` did not find a package that SexpGPU needs. Installing SexpGPU with pip brings all of them; a
 package goes missing when it was removed afterwards, or when another Python than that one is running.""",
+    ),
+    "E-ENV-014": Entry(
+        "optional package missing",
+        """A command needs a package that an installation of SexpGPU alone does not bring. `sexpgpu plot` draws with
+matplotlib: `pip install 'sexpgpu[plot]'`.""",
     ),
 }

@@ -19,10 +19,19 @@ EVAL: dict[str, Entry] = {
     "E-EVAL-114": Entry("tensor expected", "An op got something that is no tensor.\n\nWrong: `(relu \"x\")`\nRight: `(relu x)`"),
     "E-EVAL-115": Entry("not in this version", "The language has this form or key, and this version of the compiler does not support it yet."),
 }
+EVAL |= {
+    "E-EVAL-130": Entry("nothing to share", "A call of a layer says `:share true`, and within this entry no earlier call made that path.\n\nWhy: `:share true` means the parameters of an earlier call; a first call makes them.\n\nWrong: `(linear x 8 :share true)`\nRight: `(linear x 8 :name \"a\")`, then `(linear y 8 :name \"a\" :share true)`"),
+    "W-EVAL-001": Entry("unused parameter", "`sexpgpu check` warns: the body of a function or layer never mentions one of its parameters.\n\nWhy: often another name was meant. A name that begins with `_` says that it is on purpose.\n\nWrong: `(deflayer block (x width) (linear x 64))`\nRight: `(deflayer block (x width) (linear x width))`"),
+    "W-EVAL-002": Entry("tensor that is not trained", "`sexpgpu check` warns: a parameter of the model is made, but the loss does not depend on it, so its gradient is 0 in every step.\n\nWhy: often the result of a layer is not used.\n\nWrong: `(let ((h (linear x 8))) (mean x))`\nRight: `(let ((h (linear x 8))) (mean h))`\n\nA tensor that should stay as it is belongs into `:frozen`, or is a `state`."),
+    "W-EVAL-003": Entry("import hidden", "`sexpgpu check` warns: a definition of the file has the name of one that an import gives. The file's own wins in this file; the library goes on using its own.\n\nWhy: that may be wanted, but a reader who knows the library expects the other.\n\nWrong: `(import \"nn\") (deflayer linear (x) …)`\nRight: `(import \"nn\") (deflayer my-linear (x) …)`"),
+}
 
 RUN: dict[str, Entry] = {
     "E-RUN-101": Entry("several runs", "The file has several runs, and the command names none.\n\nWhy: runs share no weights, so there is no one to prefer.\n\nWrong: `sexpgpu run file.lisp`\nRight: `sexpgpu run file.lisp train`"),
     "E-RUN-102": Entry("unknown run", "The file has no run of this name.\n\nWhy: a misspelling, or a run of another file.\n\nWrong: `sexpgpu run file.lisp trian`\nRight: `sexpgpu run file.lisp train`"),
     "E-RUN-103": Entry("no run", "The file defines no run, so there is nothing to do.\n\nWhy: a file of definitions is meant to be imported.\n\nWrong: a file of layers alone\nRight: `(defrun train :data … :loss … :optimizer … :steps 100)`"),
     "E-RUN-104": Entry("batch does not divide", "A batch is cut into equal micro-batches.\n\nWhy: unequal parts would weigh samples unequally.\n\nWrong: `:accumulate 3` with `:batch 64`\nRight: `:accumulate 4`"),
+    "W-RUN-001": Entry("tap out of reach", "`sexpgpu check` warns: only a metric or an evaluation makes the tap, and taps are recorded from a run's loss, so no glob can select it.\n\nWhy: metrics and evaluations give their own numbers.\n\nWrong: `(tap \"max\" (reduce-max p))` in the function of a metric\nRight: the tap in the model that the loss calls, or a metric `(max largest)`"),
+    "W-RUN-002": Entry("glob without a tap", "A glob of `:diagnostics`, `--diagnostics` or SEXPGPU_DIAGNOSTICS matches no tap of the run's loss; the message lists the taps.\n\nWhy: a misspelling, or a layer of another name. `*` stands for one component, `**` for any number.\n\nWrong: `:diagnostics (\"atention/*\")`\nRight: `:diagnostics (\"attention/*\")`"),
+    "W-RUN-003": Entry("evaluation that never runs", "`sexpgpu check` warns: no run has the evaluation in its `:evals`, or its `:every` is 0.\n\nWhy: a run with `:evals (a b)` runs exactly those.\n\nWrong: `(defeval test …)` with `:evals (valid)`\nRight: `:evals (valid test)`"),
 }

@@ -12,4 +12,7 @@ CODES: dict[str, Entry] = {
     "E-KNOB-007": Entry("unreadable --set", "`--set` takes `name=value`; the text after the first `=` is one datum, which is not evaluated.\n\nWrong: `--set betas=[0.9`\nRight: `--set 'betas=[0.9 0.95]'`"),
     "E-KNOB-008": Entry("reserved knob name", "Names with `/` stand for overrides of the file (`run/train/steps`), so a knob cannot have one.\n\nWrong: `(defknob run/steps 3)`\nRight: `(defknob run-steps 3)`"),
     "E-KNOB-009": Entry("variant extends itself", "The `:extends` of some variants form a circle.\n\nWrong: `(defvariant a :extends b) (defvariant b :extends a)`\nRight: `(defvariant a :lr 1) (defvariant b :extends a)`"),
+    "E-KNOB-010": Entry("knob used before it is defined", "A knob's default sees the knobs before it, and this one reads a later one, or itself.\n\nWrong: `(defknob heads (/ width 64)) (defknob width 256)`\nRight: `(defknob width 256) (defknob heads (/ width 64))`"),
+    "E-KNOB-011": Entry("bounds that nothing satisfies", "The `:min` of a knob is above its `:max`.\n\nWrong: `(defknob rate 0.1 :min 1 :max 0)`\nRight: `(defknob rate 0.1 :min 0 :max 1)`"),
+    "W-KNOB-001": Entry("unused knob", "`sexpgpu check` warns: no file of the program reads the knob, so setting it changes nothing.\n\nWhy: it was left over, or the place that should read it has a number instead.\n\nWrong: `(defknob hidden 128)` with `(linear x 128)`\nRight: `(linear x hidden)`"),
 }

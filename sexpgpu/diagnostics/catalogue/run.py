@@ -102,6 +102,34 @@ Right:
     one file each
 """,
     ),
+    "E-RUN-015": Entry(
+        "metrics file not readable",
+        """\
+`plot` or `metrics push` was given a file that is not there or holds no records.
+
+Why: They read what a run wrote with `--metrics jsonl:<path>`, or the spool that a run named at its end.
+
+Wrong:
+    sexpgpu plot run.log
+
+Right:
+    sexpgpu plot metrics.jsonl
+""",
+    ),
+    "E-RUN-016": Entry(
+        "nothing to plot",
+        """\
+The runs of the files have no metrics that could be drawn.
+
+Why: A run writes its first numbers at the first step that `:log-every` divides.
+
+Wrong:
+    a run that failed before its first logged step
+
+Right:
+    one that logged at least one step
+""",
+    ),
     "E-RUN-020": Entry(
         "status file not writable",
         """\
@@ -116,18 +144,119 @@ Right:
     --status status.json
 """,
     ),
-    "E-RUN-030": Entry(
-        "out of memory",
+    "E-RUN-021": Entry(
+        "no status to show",
         """\
-The process could get no more memory.
+`sexpgpu status` was given a path that is not there or is no status file.
 
-Why: The batch or the model is too large for the machine.
+Why: It shows what a run writes with `--status <path>`, or SEXPGPU_STATUS.
 
 Wrong:
-    --set batch=1000000
+    sexpgpu status metrics.jsonl
 
 Right:
-    --set batch=64
+    sexpgpu status status.json
+""",
+    ),
+    "E-RUN-031": Entry(
+        "index out of range",
+        """\
+An op was given an index, computed in the step, that names no element.
+
+Why: An index is checked where it is used. A label or token that comes straight from a field is checked before the first
+step; one that the program computes can only be seen when the step runs. Negative indices do not count from the end.
+
+Wrong:
+    (embed table (+ tokens 1))              ; 255 + 1, of a table of 256 rows
+
+Right:
+    (embed table (clamp (+ tokens 1) :low 0 :high 255))
+""",
+    ),
+    "E-RUN-050": Entry(
+        "argument of a Python call",
+        """\
+A module of `sexpgpu.load` got an argument that its function cannot take.
+
+Why: Tensors are inputs of the graph: on the CPU, of the precision's float type, or of an integer type. Numbers,
+strings, None and lists of them are known when the graph is made. Nothing else has a meaning in the language.
+
+Wrong:
+    model.perceptron(image.half())
+
+Right:
+    model.perceptron(image.float())
+""",
+    ),
+    "E-RUN-051": Entry(
+        "value of a Python call",
+        """\
+A function called from Python returned what Python has no word for.
+
+Why: Tensors, numbers, strings and lists of them come back; a function, a symbol or a macro does not.
+
+Wrong:
+    (defun choose (x) relu)
+
+Right:
+    (defun choose (x) (relu x))
+""",
+    ),
+    "E-RUN-052": Entry(
+        "parameter was changed",
+        """\
+A parameter of a loaded model has another dtype, shape or device than the program.
+
+Why: The graph is compiled for the run's precision on the CPU; `model.double()` or `model.cuda()` change the tensors and
+not the graph.
+
+Wrong:
+    model = sexpgpu.load("digits.lisp").double()
+
+Right:
+    model = sexpgpu.load("digits.lisp", set={"precision": "f64"})
+""",
+    ),
+    "E-RUN-053": Entry(
+        "index out of range",
+        """\
+An integer tensor given to a module names a row or a class that is not there.
+
+Why: Rows and classes count from 0, and the last is one less than their number.
+
+Wrong:
+    model.loss(image, torch.tensor([10]))   # of 10 classes
+
+Right:
+    model.loss(image, torch.tensor([9]))
+""",
+    ),
+    "E-RUN-054": Entry(
+        "argument of load",
+        """\
+`sexpgpu.load` got an argument of another kind.
+
+Why: `set` is a mapping of knobs, or a list of `name=value`; `weights` is "raw" or "ema".
+
+Wrong:
+    sexpgpu.load("digits.lisp", set="lr=1e-3")
+
+Right:
+    sexpgpu.load("digits.lisp", set={"lr": 1e-3})
+""",
+    ),
+    "E-RUN-040": Entry(
+        "no reproducer there",
+        """\
+`sexpgpu autopsy` takes the folder that a run left when a step was not finite.
+
+Why: The folder holds the program, its knobs and parameters; without them there is nothing to replay.
+
+Wrong:
+    sexpgpu autopsy digits.lisp
+
+Right:
+    sexpgpu autopsy runs/digits-20260101-120000-abcd-not-finite-step-17
 """,
     ),
 }

@@ -107,4 +107,35 @@ CODES: dict[str, Entry] = {
         "the mask does not fit the scores",
         "attend's one mask, bool or float, must broadcast to the scores [… queries keys].",
     ),
+    "E-SHAPE-030": Entry(
+        "no Cartesian tensors",
+        "Directions are vectors, [… 3]. Features of ranks 0 … l have (l+1)² components on axis 1, 1 3 5 … of them for each "
+        "rank, and their channels on axis 2: [rows (l+1)² channels].",
+    ),
+    "E-SHAPE-031": Entry(
+        "no such path of a tensor product",
+        "Ranks l1 and l2 multiply to the ranks l3 from |l1-l2| to l1+l2 for which l1+l2+l3 is even. A tensor of rank l keeps "
+        "its sign under inversion if l is even, and changes it if l is odd; a product with an odd sum, such as the cross "
+        "product of two vectors, would be of the other kind, and there are no such tensors here.",
+    ),
+    "E-SHAPE-032": Entry(
+        "a symmetric product of two tensors",
+        ":symmetric true leaves out the paths that only swap the operands, which is right when both are one tensor: "
+        "(tensor-product x x weights :symmetric true).",
+    ),
+    "E-SHAPE-033": Entry(
+        "channels do not pair",
+        "A tensor product multiplies channel by channel. Both operands have the same number, or one has a single channel "
+        "that meets all of the other's. A linear map before the product changes the number.",
+    ),
+    "E-SHAPE-034": Entry(
+        "weights of another width",
+        "A tensor product has a weight for every path and channel: [rows paths·channels], or [paths·channels] for all rows. "
+        "(length (product-paths l1 l2 l-max)) is the number of paths.",
+    ),
+    "E-SHAPE-035": Entry(
+        "rows and edges do not fit",
+        "By rows, both operands have the same number of rows. A convolution takes senders and receivers, both [edges], and "
+        "the second operand and weights have a row an edge.",
+    ),
 }

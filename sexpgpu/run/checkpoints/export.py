@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from sexpgpu.diagnostics import fail, problem
 from sexpgpu.run.checkpoints.find import Found
-from sexpgpu.run.checkpoints.store import saved_schema
+from sexpgpu.run.checkpoints.store import saved_schema, tensors
 from sexpgpu.run.storage.file import sync_file
 
 #: what an export takes of a checkpoint; `opt/` stays behind
@@ -37,9 +37,9 @@ def export(found: Found, out: Path, force: bool = False, averaged: bool = False)
     Raises E-CKPT-030 where `out` exists and `force` is false, E-CKPT-031 where it cannot be written.
     """
     refuse_taken(out, force)
-    tensors = weights(found, averaged)
-    write_whole(out, force, lambda stage: save_file(tensors, stage, metadata={"sexpgpu": _provenance(found, averaged)}))
-    return Exported(out, len(tensors), sum(t.numel() for t in tensors.values()))
+    taken = weights(found, averaged)
+    write_whole(out, force, lambda stage: save_file(taken, stage, metadata={"sexpgpu": _provenance(found, averaged)}))
+    return Exported(out, len(taken), sum(t.numel() for t in taken.values()))
 
 
 def weights(found: Found, averaged: bool = False) -> dict[str, torch.Tensor]:
@@ -69,16 +69,8 @@ def _averages(found: Found, names: Mapping[str, str], full: Mapping[str, object]
 
 
 def _read(found: Found, names: Mapping[str, str]) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors of these names; those of the optimizer are not read."""
-    for entry in found.manifest.files:
-        path = found.folder / entry["name"]
-        try:
-            with safe_open(path, framework="pt", device="cpu") as file:
-                for name in file.keys():  # noqa: SIM118 - not a mapping
-                    if name in names:
-                        yield name, file.get_tensor(name)
-        except (SafetensorError, OSError) as error:
-            raise problem("E-CKPT-002", f"the checkpoint file {path} cannot be read: {error}") from None
+    """The tensors of these names; those of the optimizer are let go."""
+    return ((name, tensor) for name, tensor in tensors(found) if name in names)
 
 
 def _provenance(found: Found, averaged: bool) -> str:

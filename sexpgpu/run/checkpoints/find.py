@@ -10,20 +10,26 @@ from pathlib import Path
 from sexpgpu.diagnostics import SexpError, fail
 from sexpgpu.run.checkpoints.manifest import NAME, Manifest, Torn, read_manifest, verify
 from sexpgpu.run.slug import head_of, stamp_of
-from sexpgpu.run.storage import resolve
-from sexpgpu.run.storage.file import step_folders
+from sexpgpu.run.storage import Storage, StorageError, open_storage, split
+
+STEP = re.compile(r"step-(0|[1-9]\d{0,17})", re.ASCII)
+ROLE = "checkpoint"
 
 
 @dataclass(frozen=True)
 class Found:
-    """A whole checkpoint (hashes verified). `folder` is `<location>/step-<n>`."""
+    """A whole checkpoint. `place` is `<location>/step-<n>`; `folder` and `location` are how a person writes them."""
 
-    folder: Path
+    place: Storage
     manifest: Manifest
 
     @property
-    def location(self) -> Path:
-        return self.folder.parent
+    def folder(self) -> str:
+        return self.place.url
+
+    @property
+    def location(self) -> str:
+        return self.place.url.rstrip("/").rpartition("/")[0]
 
 
 @dataclass(frozen=True)
@@ -39,18 +45,28 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Choice:
-    """`found` None: start at step 0. `location` None: no checkpoints are written; it may still hold `{slug}`."""
+    """`found` None: start at step 0. `location` None: no checkpoints are written; it may still hold `{slug}`.
+
+    `fork`: the checkpoint is of another location, and a new run begins from it.
+    """
 
     found: Found | None
-    location: Path | None
+    location: str | None
     notes: tuple[str, ...] = ()
+    fork: bool = False
+
+
+def absolute(location: str, folder: str | Path = ".") -> str:
+    """The location as it is written everywhere: an absolute path, or a URL."""
+    scheme, rest = split(location, folder)
+    return rest if scheme == "file" else f"{scheme}://{rest}"
 
 
 def choose(wanted: Wanted) -> Choice:
     """Where to start and where to save; every rule about resuming but those that need the program."""
-    location = resolve(wanted.location, wanted.folder) if wanted.location else None
+    location = absolute(wanted.location, wanted.folder) if wanted.location else None
     if wanted.resume is None:
-        if location is not None and "{slug}" not in str(location):
+        if location is not None and "{slug}" not in location:
             _refuse_taken(location)
         return Choice(None, location)
     if wanted.resume == "latest":
@@ -58,59 +74,89 @@ def choose(wanted: Wanted) -> Choice:
             fail("E-CKPT-004", "`--resume latest` looks in the checkpoint location, and none is given",
                  help="add --checkpoint-dir, or name a checkpoint: --resume PATH/step-100")
         return _latest(wanted, location)
-    found = at_path(resolve(wanted.resume, wanted.folder))
-    if location is not None:
-        location = Path(str(location).replace("{slug}", found.manifest.slug))
-        _refuse_fork(found, location)
-    return Choice(found, location)
+    found = at_path(absolute(wanted.resume, wanted.folder))
+    if location is None:
+        return Choice(found, None)
+    filled = location.replace("{slug}", found.manifest.slug)
+    if _same(found.location, filled):
+        _refuse_older(found, filled)
+        return Choice(found, filled)
+    if "{slug}" not in location:
+        _refuse_taken(location)
+    return Choice(found, location, fork=True)
 
 
-def at_path(path: Path) -> Found:
+def at_path(path: str | Path) -> Found:
     """The checkpoint a person named: E-CKPT-001 if there is none, E-CKPT-002 if it is not whole."""
-    if not (path / NAME).exists():
-        try:
-            steps = step_folders(path)
-        except OSError as error:
-            fail("E-CKPT-001", f"{path} cannot be read: {error.strerror or error}")
-        if steps:
-            newest = steps[max(steps)]
-            fail("E-CKPT-001", f"{path} is a location with checkpoints, not one checkpoint",
-                 help=(f"--resume latest --checkpoint-dir {path}", f"--resume {newest}"))
-        fail("E-CKPT-001", f"there is no checkpoint at {path}" if not path.exists() else f"{path} has no {NAME}")
+    place = open_storage(str(path), ROLE)
     try:
-        manifest = read_manifest(path)
-        verify(path, manifest)
+        if place.head(NAME) is None:
+            _no_checkpoint(place)
+        manifest = read_manifest(place)
+        verify(place, manifest)
     except Torn as torn:
-        fail("E-CKPT-002", f"the checkpoint {path} is not whole: {torn}",
+        fail("E-CKPT-002", f"the checkpoint {place.url} is not whole: {torn}",
              help="--resume latest takes the newest whole one of a location")
-    return Found(path, manifest)
+    except StorageError as error:
+        if place.scheme != "file":
+            raise
+        fail("E-CKPT-001", f"{place.url} cannot be read: {error.reason}")
+    return Found(place, manifest)
 
 
-def whole(location: Path) -> tuple[list[Found], list[str]]:
+def _no_checkpoint(place: Storage) -> None:
+    steps = [int(match[1]) for name in place.folders() if (match := STEP.fullmatch(name))]
+    if steps:
+        fail("E-CKPT-001", f"{place.url} is a location with checkpoints, not one checkpoint",
+             help=(f"--resume latest --checkpoint-dir {place.url}", f"--resume {place.url}/step-{max(steps)}"))
+    there = bool(place.entries())
+    fail("E-CKPT-001", f"{place.url} has no {NAME}" if there else f"there is no checkpoint at {place.url}")
+
+
+def whole(location: str | Path | Storage) -> tuple[list[Found], list[str]]:
     """Checkpoints with a valid manifest and files of the right sizes, newest first; and a line for each other one."""
-    found, notes = [], []
+    storage = open_storage(str(location), ROLE) if isinstance(location, str | Path) else location
     try:
-        folders = step_folders(location)
-    except OSError as error:
-        fail("E-CKPT-005", f"the checkpoint location {location} cannot be read: {error.strerror or error}")
-    for _, folder in sorted(folders.items(), reverse=True):
+        return _whole(storage)
+    except StorageError as error:
+        if storage.scheme != "file":
+            raise
+        if isinstance(error.__context__, NotADirectoryError):  # nothing is there, and nothing can be: whoever writes says so
+            return [], []
+        fail("E-CKPT-005", f"the checkpoint location {storage.url} cannot be read: {error.reason}")
+
+
+def step_sizes(storage: Storage) -> dict[int, dict[str, int]]:
+    """step -> name -> bytes of what lies in its folder, by number."""
+    steps: dict[int, dict[str, int]] = {}
+    for entry in storage.entries("step-"):
+        folder, _, name = entry.name.partition("/")
+        if name and (match := STEP.fullmatch(folder)):
+            steps.setdefault(int(match[1]), {})[name] = entry.size
+    return dict(sorted(steps.items()))
+
+
+def _whole(storage: Storage) -> tuple[list[Found], list[str]]:
+    found, notes = [], []
+    steps = step_sizes(storage)
+    for step in sorted(steps, reverse=True):
+        place = storage.at(f"step-{step}")
         try:
-            found.append(Found(folder, read_manifest(folder)))
+            found.append(Found(place, read_manifest(place, steps[step])))
         except Torn as torn:
-            notes.append(f"{folder} is not a whole checkpoint: {torn}")
+            notes.append(f"{place.url} is not a whole checkpoint: {torn}")
     return found, notes
 
 
-def _latest(wanted: Wanted, location: Path) -> Choice:
-    places: Iterable[Path] = [location]
-    if "{slug}" in str(location):
-        places = _slug_folders(location)
+def _latest(wanted: Wanted, location: str) -> Choice:
+    pattern = "{slug}" in location
+    places: Iterable[str] = _slug_folders(location) if pattern else [location]
     notes: list[str] = []
-    suspects: list[Path] = []
+    suspects: list[str] = []
     for place in places:
         candidates, torn = whole(place)
         notes += torn
-        if candidates and "{slug}" in str(location) and not _is_ours(candidates[0].manifest, wanted):
+        if candidates and pattern and not _is_ours(candidates[0].manifest, wanted):
             continue
         owner = candidates[0].manifest.run_id if candidates else None
         for candidate in candidates:
@@ -121,7 +167,7 @@ def _latest(wanted: Wanted, location: Path) -> Choice:
                 notes.append(f"{candidate.folder} is suspect (not every number is finite): passed over")
                 continue
             try:
-                verify(candidate.folder, candidate.manifest)
+                verify(candidate.place, candidate.manifest)
             except Torn as why:
                 notes.append(f"{candidate.folder} is not a whole checkpoint: {why}")
                 continue
@@ -133,24 +179,23 @@ def _latest(wanted: Wanted, location: Path) -> Choice:
     return Choice(None, location, tuple(notes))
 
 
-def _slug_folders(pattern: Path) -> list[Path]:
-    """Folders that match a location with `{slug}`, the newest run first (by the time in its slug)."""
-    parts = pattern.parts
+def _slug_folders(pattern: str) -> list[str]:
+    """Places that match a location with `{slug}`, the newest run first (by the time in its slug, then by name)."""
+    scheme, mark, rest = pattern.partition("://") if "://" in pattern else ("", "", pattern)
+    parts = rest.split("/")
     first = next(i for i, part in enumerate(parts) if "{slug}" in part)
-    base = Path(*parts[:first])
-    if not base.is_dir():
-        return []
-    slug = "(?P<slug>[A-Za-z0-9._-]+)"
-    name = re.compile(re.escape(parts[first]).replace(re.escape("{slug}"), slug, 1))
-    found = []
+    base = scheme + mark + ("/".join(parts[:first]) or "/")
+    name = re.compile(re.escape(parts[first]).replace(re.escape("{slug}"), "(?P<slug>[A-Za-z0-9._-]+)", 1))
+    storage, found = open_storage(base, ROLE), []
     try:
-        for folder in base.iterdir():
-            match = name.fullmatch(folder.name)
-            if match and folder.is_dir():
-                rest = [part.replace("{slug}", match["slug"]) for part in parts[first + 1 :]]
-                found.append((stamp_of(match["slug"]), folder.stat().st_mtime_ns, folder.joinpath(*rest)))
-    except OSError as error:
-        fail("E-CKPT-005", f"the checkpoint location {base} cannot be read: {error.strerror or error}")
+        for folder in storage.folders():
+            if match := name.fullmatch(folder):
+                below = [part.replace("{slug}", match["slug"]) for part in parts[first + 1 :]]
+                found.append((stamp_of(match["slug"]), folder, "/".join([base.rstrip("/"), folder, *below])))
+    except StorageError as error:
+        if storage.scheme != "file":
+            raise
+        fail("E-CKPT-005", f"the checkpoint location {base} cannot be read: {error.reason}")
     return [path for _, _, path in sorted(found, reverse=True)]
 
 
@@ -158,7 +203,13 @@ def _is_ours(manifest: Manifest, wanted: Wanted) -> bool:
     return manifest.run == wanted.run and head_of(manifest.slug) in wanted.heads
 
 
-def _refuse_taken(location: Path) -> None:
+def _same(one: str, other: str) -> bool:
+    if "://" in one or "://" in other:
+        return one.rstrip("/") == other.rstrip("/")
+    return Path(one).resolve() == Path(other).resolve()
+
+
+def _refuse_taken(location: str) -> None:
     found, _ = whole(location)
     if found:
         slug = found[0].manifest.slug
@@ -166,15 +217,13 @@ def _refuse_taken(location: Path) -> None:
              help=("go on with it: --resume latest", "or give each run its own folder: --checkpoint-dir 'PATH/{slug}'"))
 
 
-def _refuse_fork(found: Found, location: Path) -> None:
-    if found.location.resolve() != location.resolve():
-        fail("E-CKPT-008", f"the checkpoint lies in {found.location}, but new ones would go to {location}; "
-             "such a fork comes in a later version", help=f"--checkpoint-dir {found.location}, or leave it out")
+def _refuse_older(found: Found, location: str) -> None:
     newer = [f for f in whole(location)[0] if f.manifest.step > found.manifest.step]
     if newer:
         fail("E-CKPT-009", f"{location} has newer checkpoints, up to step {newer[0].manifest.step}; going on from step "
              f"{found.manifest.step} would mix two histories",
-             help=("--resume latest goes on from the newest", "without --checkpoint-dir nothing is saved"))
+             help=("--resume latest goes on from the newest", "another --checkpoint-dir makes it a fork, a run of its own",
+                   "without --checkpoint-dir nothing is saved"))
 
 
 def stored_threads(wanted: Wanted) -> int | None:

@@ -8,16 +8,16 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from pathlib import Path
 from typing import Any
 
 from sexpgpu.diagnostics import fail
+from sexpgpu.run.storage import Missing, Storage
 
 FORMAT = 1
 NAME = "manifest.json"
 MAX_BYTES = 64 << 20
 _FILE = re.compile(r"[A-Za-z0-9._-]+", re.ASCII)
-OPTIONAL = {"parent", "steps", "best"}
+OPTIONAL = {"parent", "steps", "best", "owed"}
 _SHA = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 
@@ -49,6 +49,7 @@ class Manifest:
     format: int = FORMAT
     steps: int | None = field(default=None)
     best: Mapping[str, Any] | None = None  # eval, metric, largest, step, value (`:keep-best`)
+    owed: list[str] = field(default_factory=list)  # evaluations of this step that a signal cut off
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=1, sort_keys=True, allow_nan=False) + "\n"
@@ -63,30 +64,33 @@ def trajectory_hash(components: Mapping[str, str]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a step folder, its types checked and its files there with their sizes.
+def read_manifest(place: Storage, sizes: Mapping[str, int] | None = None) -> Manifest:
+    """The manifest of a step's place, its types checked and its files there with their sizes (`sizes`: as listed).
 
-    Raises Torn; an unknown `format` is E-CKPT-003. Hashes of files are not computed here (`store.verify`).
+    Raises Torn; an unknown `format` is E-CKPT-003. Hashes of files are not computed here (`verify`). A place that
+    cannot be read is a StorageError, never a torn checkpoint.
     """
-    path = folder / NAME
     try:
-        if path.stat().st_size > MAX_BYTES:
+        if sizes is None:
+            sizes = {entry.name: entry.size for entry in place.entries()}
+        if NAME not in sizes:
+            raise Torn(f"it has no {NAME}")
+        if sizes[NAME] > MAX_BYTES:
             raise Torn(f"{NAME} is larger than 64 MiB")
-        raw = json.loads(path.read_bytes())
-    except FileNotFoundError:
+        raw = json.loads(place.read(NAME))
+    except Missing:
         raise Torn(f"it has no {NAME}") from None
-    except OSError as error:
-        raise Torn(f"{NAME} cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError):
         raise Torn(f"{NAME} is not JSON") from None
     if isinstance(raw, dict) and raw.get("format") != FORMAT:
-        fail("E-CKPT-003", f"{path} has format {raw.get('format')!r}; this version reads format {FORMAT}",
+        fail("E-CKPT-003", f"{place.url}/{NAME} has format {raw.get('format')!r}; this version reads format {FORMAT}",
              help="use the version of sexpgpu that wrote it")
     manifest = _manifest(raw)
-    if folder.name.startswith("step-") and folder.name != f"step-{manifest.step}":
-        raise Torn(f"the folder is {folder.name}, but its manifest says step {manifest.step}")
+    folder = place.url.rstrip("/").rpartition("/")[2]
+    if folder.startswith("step-") and folder != f"step-{manifest.step}":
+        raise Torn(f"the folder is {folder}, but its manifest says step {manifest.step}")
     for entry in manifest.files:
-        _check_file(folder, entry)
+        _check_file(sizes, entry)
     return manifest
 
 
@@ -109,6 +113,8 @@ def _manifest(raw: Any) -> Manifest:
     if raw["health"] not in ("healthy", "suspect") or not raw["files"]:
         raise Torn(f"{NAME}: health or files are not as they should be")
     _check_best(raw.get("best"))
+    _check_owed(raw.get("owed", []))
+    _check_parent(raw.get("parent"))
     return Manifest(**{name: raw[name] for name in known if name in raw})
 
 
@@ -122,28 +128,40 @@ def _check_best(best: Any) -> None:
         raise Torn(f"{NAME}: `best` is out of range")
 
 
-def _check_file(folder: Path, entry: Any) -> None:
+def _check_owed(owed: Any) -> None:
+    if not isinstance(owed, list) or any(not isinstance(name, str) for name in owed):
+        raise Torn(f"{NAME}: `owed` is not as it should be")
+
+
+def _check_parent(parent: Any) -> None:
+    kinds = {"run_id": str, "step": int, "digest": str}
+    if parent is not None and (not isinstance(parent, dict) or any(type(parent.get(n)) is not k for n, k in kinds.items())):
+        raise Torn(f"{NAME}: `parent` is not as it should be")
+
+
+def _check_file(sizes: Mapping[str, int], entry: Any) -> None:
     """Name, size and the form of the digest: before anything of the file is read."""
     if not isinstance(entry, dict) or not _FILE.fullmatch(str(entry.get("name"))) or entry["name"].startswith("."):
         raise Torn(f"{NAME} names a file in an odd way")
     if not isinstance(entry.get("size"), int) or not _SHA.fullmatch(str(entry.get("sha256"))):
         raise Torn(f"{NAME} has no size and SHA-256 for {entry['name']}")
-    path = folder / entry["name"]
-    if path.is_symlink() or not path.is_file():
+    if entry["name"] not in sizes:
         raise Torn(f"{entry['name']} is missing")
-    if path.stat().st_size != entry["size"]:
-        raise Torn(f"{entry['name']} has {path.stat().st_size} bytes instead of {entry['size']}")
+    if sizes[entry["name"]] != entry["size"]:
+        raise Torn(f"{entry['name']} has {sizes[entry['name']]} bytes instead of {entry['size']}")
 
 
-def verify(folder: Path, manifest: Manifest) -> None:
-    """Reads every file once and compares its SHA-256; raises Torn."""
+def verify(place: Storage, manifest: Manifest) -> None:
+    """Reads every file once and compares its SHA-256; raises Torn, or StorageError where the place cannot be read."""
     for entry in manifest.files:
-        digest = hashlib.sha256()
+        digest, size = hashlib.sha256(), 0
         try:
-            with open(folder / entry["name"], "rb") as file:
-                while block := file.read(1 << 22):
-                    digest.update(block)
-        except OSError as error:
-            raise Torn(f"{entry['name']} cannot be read: {error.strerror}") from None
+            for block in place.stream(entry["name"]):
+                digest.update(block)
+                size += len(block)
+        except Missing:
+            raise Torn(f"{entry['name']} is missing") from None
+        if size != entry["size"]:
+            raise Torn(f"{entry['name']} gave {size} bytes instead of {entry['size']}")
         if digest.hexdigest() != entry["sha256"]:
             raise Torn(f"{entry['name']} is damaged: its SHA-256 differs from the manifest's")

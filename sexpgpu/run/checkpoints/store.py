@@ -1,158 +1,214 @@
-"""Writing and reading the tensors of a checkpoint: safetensors parts, then the manifest, then the rename."""
+"""Writing and reading checkpoints over a storage: the parts, verified, then the manifest, then what retention removes."""
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import hashlib
-import json
-import shutil
-import struct
-from collections.abc import Iterator, Mapping
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
-from sexpgpu.diagnostics import problem
-from sexpgpu.run.checkpoints.find import Found, whole
+from sexpgpu.diagnostics import SexpError, problem
+from sexpgpu.run.checkpoints.find import ROLE, Found, step_sizes, whole
 from sexpgpu.run.checkpoints.manifest import NAME, Manifest, Torn
-from sexpgpu.run.storage.file import FileStore, sync_file
+from sexpgpu.run.checkpoints.tensors import (
+    decode,
+    encode,
+    groups,
+    header_length,
+    health,
+    parse_header,
+    schema_of,
+    state_digest,
+)
+from sexpgpu.run.checkpoints.writer import Cancel
+from sexpgpu.run.storage import Buffer, Storage, StorageError, Taken, open_storage
 
-PART_BYTES = 2 << 30
-HEADER_BYTES = 64 << 20
-#: the word of the IR <- the word of a safetensors header
-DTYPES = {"F64": "f64", "F32": "f32", "F16": "f16", "BF16": "bf16", "I64": "i64", "I32": "i32", "I16": "i16",
-          "I8": "i8", "U8": "u8", "U16": "u16", "BOOL": "bool"}
+_PART = re.compile(r"part-\d{5}-of-\d{5}.*\.safetensors", re.ASCII)
+#: what the system says -> what mends it
+_MENDS = {
+    errno.ENOSPC: "free some space there (this checkpoint has {size}), or keep fewer: `:keep 1` in the run",
+    errno.EDQUOT: "the quota is used up: remove something of yours (this checkpoint has {size}), or keep fewer: `:keep 1`",
+    errno.EFBIG: "the limit on a file's size is below {size}: ulimit -f unlimited",
+    errno.EROFS: "the disk has become read-only; name a folder on another one with --checkpoint-dir",
+    errno.EACCES: "the folder may no longer be written: chmod u+rwx it",
+}
 
 
-def save(store: FileStore, state: Mapping[str, torch.Tensor], manifest: Manifest, keep: int) -> str:
-    """Writes `<location>/step-<n>` durably and prunes to `keep`; returns its health.
+class Store:
+    """A location of which this process is the only writer: E-CKPT-010 if it cannot be made, E-CKPT-011 if it is taken."""
 
-    `digest`, `health` and `files` of the manifest are filled in here. Raises E-CKPT-012 (exit 3); then nothing that
-    was there before has changed.
+    def __init__(self, location: str, owner: Mapping[str, Any], say: Callable[[str], None] = lambda text: None):
+        self.storage: Storage = open_storage(location, ROLE)
+        self._unused = Path(location) if self.storage.scheme == "file" and not Path(location).exists() else None
+        try:
+            self._hold = self.storage.hold(owner, say)
+            self.storage.sweep()
+        except Taken:
+            raise
+        except StorageError as error:
+            if self.storage.scheme != "file":
+                raise
+            raise problem("E-CKPT-010", f"the checkpoint location {location} cannot be written: {error.reason}",
+                          help="name a folder that you may write to") from None
+
+    @property
+    def url(self) -> str:
+        return self.storage.url
+
+    def save(self, state: Mapping[str, torch.Tensor], manifest: Manifest, keep: int, cancel: Cancel) -> str:
+        """Writes `step-<n>` durably and prunes to `keep`; returns its health. `state`: contiguous CPU tensors.
+
+        `digest`, `health` and `files` of the manifest are filled in here. Raises E-CKPT-012 (exit 3); then the
+        checkpoints of other steps are as they were.
+        """
+        written: list[str] = []
+        size = sum(t.numel() * t.element_size() for t in state.values())
+        try:
+            filled = replace(manifest, digest=state_digest(state), health=health(state),
+                             files=self._parts(manifest.step, state, written))
+            cancel.check()
+            self._hold.check()
+            self._put(f"step-{manifest.step}/{NAME}", [filled.to_json().encode()])
+        except StorageError as error:
+            with contextlib.suppress(StorageError):
+                self.storage.delete(written)
+            raise self._not_written(manifest.step, size, error) from None
+        self._unused = None
+        with contextlib.suppress(SexpError):  # only room: the next save tries again
+            self._tidy(manifest.step, {entry["name"] for entry in filled.files})
+            prune(self.storage, manifest.run_id, manifest.step, keep, None if manifest.best is None else manifest.best["step"])
+        return filled.health
+
+    def close(self) -> None:
+        """Gives the location back; one this process made and never used goes away again."""
+        self._hold.release()
+        if self._unused is not None:
+            with contextlib.suppress(OSError):
+                for name in os.listdir(self._unused):
+                    if name.startswith("."):
+                        (self._unused / name).unlink()
+                self._unused.rmdir()
+        self.storage.close()
+
+    def _parts(self, step: int, state: Mapping[str, torch.Tensor], written: list[str]) -> list[dict[str, object]]:
+        if self.storage.head(f"step-{step}/{NAME}") is not None:  # of a dead branch: without it the rest is nothing
+            self.storage.delete([f"step-{step}/{NAME}"])
+        entries: list[dict[str, object]] = []
+        cut = groups(state)
+        for i, group in enumerate(cut, 1):
+            name = self.storage.unique(f"step-{step}/part-{i:05d}-of-{len(cut):05d}.safetensors")
+            written.append(name)
+            size, digest = self._put(name, encode(group))
+            entries.append({"name": name.partition("/")[2], "size": size, "sha256": digest})
+        return entries
+
+    def _put(self, name: str, pieces: list[Buffer]) -> tuple[int, str]:
+        """Size and SHA-256 of an object that is durable and was verified: in a folder it is read again; a bucket
+        compares a checksum with every part it is sent, and says the size."""
+        digest, size = hashlib.sha256(), 0
+        for piece in pieces:
+            digest.update(piece)
+            size += len(piece)
+        entry = self.storage.put(name, pieces)
+        wrong = entry.size != size
+        if self.storage.scheme == "file":
+            again = hashlib.sha256()
+            for block in self.storage.stream(name):
+                again.update(block)
+            wrong = wrong or again.digest() != digest.digest()
+        if wrong:
+            raise StorageError(problem("E-CKPT-012", f"{self.url}/{name} reads back as something else",
+                                       help="the disk may be failing", exit_code=3).diagnostic, "what was written reads back as something else")
+        return size, digest.hexdigest()
+
+    def _tidy(self, step: int, names: set[str]) -> None:
+        """What an earlier attempt at this step left beside its files."""
+        left = [n for n in step_sizes(self.storage).get(step, {}) if n not in names and _PART.fullmatch(n)]
+        self.storage.delete(f"step-{step}/{name}" for name in left)
+
+    def _not_written(self, step: int, size: int, error: StorageError) -> SexpError:
+        number = getattr(error.__context__, "errno", None)
+        said = f"{size / 2**20:,.1f} MiB"
+        mend = _MENDS.get(number or 0, "see to the reason, then go on with --resume latest").format(size=said)
+        return problem("E-CKPT-012", f"the checkpoint of step {step} in {self.url} could not be written: {error.reason}",
+                       notes=error.diagnostic.notes, help=(*error.diagnostic.help, mend), exit_code=3)
+
+
+def prune(storage: Storage, run_id: str, step: int, keep: int, best: int | None = None) -> None:
+    """Leaves of this run's line up to `step` the newest `keep`, the newest healthy one and the one of step `best`.
+
+    What another run wrote is never touched. Of this run's own beyond `step`, which a resume from an older one left
+    behind, those that are suspect go; so do folders without a manifest, which a killed writer left.
     """
-    stage = None
-    try:
-        stage = store.stage(manifest.step)
-        tensors = {name: state[name].detach().cpu().contiguous() for name in sorted(state)}
-        filled = replace(manifest, digest=state_digest(tensors), health=health(tensors), files=_parts(stage, tensors))
-        path = stage / NAME
-        path.write_text(filled.to_json(), encoding="utf-8")
-        sync_file(path)
-        store.publish(stage, manifest.step)
-    except (OSError, SafetensorError) as error:
-        if stage is not None:
-            shutil.rmtree(stage, ignore_errors=True)
-        raise problem("E-CKPT-012", f"the checkpoint of step {manifest.step} in {store.root} could not be written: "
-                      f"{getattr(error, 'strerror', None) or error}", exit_code=3) from None
-    prune(store, manifest.run_id, keep, None if manifest.best is None else manifest.best["step"])
-    return filled.health
-
-
-def prune(store: FileStore, run_id: str, keep: int, best: int | None = None) -> None:
-    """Leaves the newest `keep` of this run, and the newest healthy one and the one of step `best` whatever their age."""
-    ours = [found for found in whole(store.root)[0] if found.manifest.run_id == run_id]
-    stays = {found.manifest.step for found in ours[: max(1, keep)]}
-    healthy = [found.manifest.step for found in ours if found.manifest.health == "healthy"]
-    for found in ours:
-        if found.manifest.step not in stays | set(healthy[:1]) | {best}:
-            try:
-                store.remove(found.manifest.step)
-            except OSError:
-                return  # only disk space: the next save tries again
-
-
-def state_digest(tensors: Mapping[str, torch.Tensor]) -> str:
-    """SHA-256 over name, dtype, shape and bytes of every tensor, in name order."""
-    digest = hashlib.sha256()
-    for name in sorted(tensors):
-        tensor = tensors[name].detach().cpu().contiguous()
-        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
-
-
-def health(tensors: Mapping[str, torch.Tensor]) -> str:
-    finite = all(bool(torch.isfinite(t).all()) for t in tensors.values() if t.is_floating_point())
-    return "healthy" if finite else "suspect"
-
-
-def _groups(tensors: Mapping[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:
-    """Cut at PART_BYTES in name order; a tensor is never divided."""
-    groups: list[dict[str, torch.Tensor]] = [{}]
-    size = 0
-    for name in sorted(tensors):
-        more = tensors[name].numel() * tensors[name].element_size()
-        if groups[-1] and size + more > PART_BYTES:
-            groups.append({})
-            size = 0
-        # a view into an arena shares its storage with others, which the format has no word for
-        groups[-1][name] = tensors[name].clone()
-        size += more
-    return groups
-
-
-def _parts(stage: Path, tensors: Mapping[str, torch.Tensor]) -> list[dict[str, object]]:
-    groups = _groups(tensors)
-    entries: list[dict[str, object]] = []
-    for i, group in enumerate(groups, 1):
-        path = stage / f"part-{i:05d}-of-{len(groups):05d}.safetensors"
-        save_file(group, path)
-        sync_file(path)
-        with open(path, "rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        entries.append({"name": path.name, "size": path.stat().st_size, "sha256": digest})
-    return entries
+    found = [f for f in whole(storage)[0] if f.manifest.run_id == run_id]
+    line = [f for f in found if f.manifest.step <= step]
+    stays = {f.manifest.step for f in line[: max(1, keep)]} | {best}
+    stays |= {f.manifest.step for f in [f for f in line if f.manifest.health == "healthy"][:1]}
+    gone = [f.manifest.step for f in line if f.manifest.step not in stays]
+    gone += [f.manifest.step for f in found if f.manifest.step > step and f.manifest.health != "healthy" and f.manifest.step != best]
+    sizes = step_sizes(storage)
+    gone += [n for n, names in sizes.items() if n < step and NAME not in names and all(_PART.fullmatch(x) for x in names)]
+    for number in gone:
+        names = sizes.get(number, {})
+        storage.delete([f"step-{number}/{NAME}"] if NAME in names else [])  # first: a crash leaves no torn checkpoint behind
+        storage.delete(f"step-{number}/{name}" for name in names if name != NAME)
 
 
 def saved_schema(found: Found) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Name -> (dtype, shape) from the headers alone; nothing of a tensor's size is allocated. Raises E-CKPT-002."""
     schema: dict[str, tuple[str, tuple[int, ...]]] = {}
-    for path in _paths(found):
+    for entry in found.manifest.files:
         try:
-            schema |= file_schema(path)
-        except (Torn, OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-            raise problem("E-CKPT-002", f"the checkpoint file {path} cannot be read: {error}") from None
+            length = header_length(found.place.read(entry["name"], 0, 8))
+            schema |= schema_of(parse_header(found.place.read(entry["name"], 8, 8 + length)))
+        except (Torn, ValueError, KeyError, TypeError, RecursionError) as error:
+            raise _unreadable(found, entry, error) from None
     return schema
 
 
 def file_schema(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Of one safetensors file. Raises Torn, OSError, ValueError, KeyError, TypeError or RecursionError."""
-    schema = {}
-    for name, entry in _header(path).items():
-        if name != "__metadata__":
-            dtype = DTYPES.get(entry["dtype"], str(entry["dtype"]))
-            schema[name] = (dtype, tuple(int(size) for size in entry["shape"]))
-    return schema
-
-
-def _header(path: Path) -> dict:
     with open(path, "rb") as file:
-        head = file.read(8)
-        length = struct.unpack("<Q", head)[0] if len(head) == 8 else -1
-        if not 2 <= length <= HEADER_BYTES:
-            raise Torn("its header is not of a size that can be")
-        header = json.loads(file.read(length))
-    if not isinstance(header, dict):
-        raise Torn("its header is no object")
-    return header
+        return schema_of(parse_header(file.read(header_length(file.read(8)))))
 
 
 def load(found: Found) -> dict[str, torch.Tensor]:
-    """Every tensor of a verified checkpoint whose schema was compared; raises E-CKPT-002."""
-    return dict(_tensors(found))
+    """Every tensor of a checkpoint whose schema was compared, the digest of the whole state computed anew.
+
+    Raises E-CKPT-002 where a file or that digest is not the manifest's.
+    """
+    state = dict(tensors(found))
+    digest = state_digest(state)
+    if digest != found.manifest.digest:
+        raise problem("E-CKPT-002", f"the state in {found.folder} has the digest {digest[:12]}…, its manifest says "
+                      f"{found.manifest.digest[:12]}…", help="--resume latest takes the newest whole one of a location")
+    return state
 
 
-def _tensors(found: Found) -> Iterator[tuple[str, torch.Tensor]]:
-    for path in _paths(found):
+def tensors(found: Found) -> Iterator[tuple[str, torch.Tensor]]:
+    """Each file is read whole and its SHA-256 compared before anything of it is parsed. Raises E-CKPT-002."""
+    for entry in found.manifest.files:
+        data, digest = bytearray(entry["size"]), hashlib.sha256()
+        at = 0
+        for block in found.place.stream(entry["name"]):
+            digest.update(block)
+            data[at : at + len(block)] = block
+            at += len(block)
         try:
-            with safe_open(path, framework="pt", device="cpu") as file:
-                for name in file.keys():  # noqa: SIM118 - not a mapping
-                    yield name, file.get_tensor(name)
-        except (SafetensorError, OSError) as error:
-            raise problem("E-CKPT-002", f"the checkpoint file {path} cannot be read: {error}") from None
+            if at != entry["size"] or digest.hexdigest() != entry["sha256"]:
+                raise Torn(f"it gave {at} bytes of {entry['size']}" if at != entry["size"] else "its SHA-256 is not the manifest's")
+            yield from decode(data)
+        except (Torn, ValueError, KeyError, TypeError, RecursionError) as error:
+            raise _unreadable(found, entry, error) from None
 
 
-def _paths(found: Found) -> list[Path]:
-    return [found.folder / entry["name"] for entry in found.manifest.files]
+def _unreadable(found: Found, entry: Mapping[str, Any], error: Exception) -> SexpError:
+    return problem("E-CKPT-002", f"the checkpoint file {found.folder}/{entry['name']} cannot be read: {error}",
+                   help="--resume latest takes the newest whole one of a location")

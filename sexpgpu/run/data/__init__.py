@@ -4,34 +4,42 @@ from __future__ import annotations
 
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from sexpgpu.diagnostics import fail, suggestion
 from sexpgpu.experiment.model import DataSource
-from sexpgpu.run.data.dataset import Dataset
-from sexpgpu.run.data.stream import Stream
+from sexpgpu.run import storage
+from sexpgpu.run.data.cache import Say, silent
 
-#: format -> reader(source, path) -> Dataset, or Stream
+#: format -> reader(source, path, say), which gives a Dataset or a Stream; of `manifest`, reader(source, folder, say)
 FORMATS = {
     "csv": "sexpgpu.run.data.csv:read",
     "jsonl": "sexpgpu.run.data.jsonl:read",
     "npy": "sexpgpu.run.data.npy:read",
     "text": "sexpgpu.run.data.text:read",
     "tokens": "sexpgpu.run.data.tokens:read",
+    "manifest": "sexpgpu.run.data.manifest.reader:read",
 }
 
 
-def locate(source: DataSource, folder: str | Path | None = None) -> Path:
-    """Where the source lies; `s3://` is E-NET-001 in this version."""
-    if "://" in source.location:
-        fail("E-NET-001", f"`{source.location}`: data in a bucket comes in a later version", source.location_span,
-             help="copy the file beside the experiment and name it there")
-    return Path(folder if folder is not None else source.folder) / source.location
+def locate(source: DataSource, folder: str | Path | None = None) -> Path | None:
+    """Where a source of this machine lies; None for one in a bucket."""
+    if storage.is_remote(source.location):
+        return None
+    return Path(storage.split(source.location, folder if folder is not None else source.folder)[1])
 
 
-def open_source(source: DataSource, folder: str | Path | None = None) -> Dataset | Stream:
-    """Reads the whole source. `folder`: what its location is relative to, by default the source's own."""
+def open_source(source: DataSource, folder: str | Path | None = None, say: Say = silent) -> Any:
+    """The source, read and checked: a Dataset, a Stream or a Manifested (its shards are read when a feed asks).
+
+    `folder`: what its location is relative to, by default the source's own. `say` hears of what took long or is odd.
+    """
     if source.format not in FORMATS:
         fail("E-DATA-010", f"`{source.format}` is not a data format of this version", source.span,
              help=suggestion(source.format, FORMATS, "formats"))
-    module, reader = FORMATS[source.format].split(":")
-    return getattr(import_module(module), reader)(source, locate(source, folder))
+    module, name = FORMATS[source.format].split(":")
+    reader = getattr(import_module(module), name)
+    if source.format == "manifest":
+        return reader(source, Path(folder if folder is not None else source.folder), say)
+    path = locate(source, folder)
+    return reader(source, path if path is not None else storage.local_copy(source.location, "data"), say)

@@ -7,11 +7,10 @@ cell by cell, to name the file, line and column.
 from __future__ import annotations
 
 import csv
-import hashlib
 import io
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -20,47 +19,40 @@ import numpy as np
 
 from sexpgpu.diagnostics import fail, suggestion
 from sexpgpu.experiment.model import DataSource, Field
+from sexpgpu.run.data.cache import Say, silent
+from sexpgpu.run.data.convert import NUMPY as DTYPES
 from sexpgpu.run.data.dataset import Dataset
-from sexpgpu.run.data.files import read_bytes, unpacked
+from sexpgpu.run.data.files import unpacked
+from sexpgpu.run.data.parsed import dataset
+from sexpgpu.run.data.records import LINES
 
-DTYPES = {
-    "f32": np.float32, "f64": np.float64, "f16": np.float16, "i32": np.int32, "i64": np.int64,
-    "u8": np.uint8, "u16": np.uint16, "bool": np.bool_,
-}
 _NUMBER = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*", re.ASCII)
 
 
 @dataclass(frozen=True, eq=False)
 class _Table:
     source: DataSource
-    text: str
     header: list[str]
     columns: list[tuple[str, ...]]
     simple: bool  # ASCII without `_`: float() and int() then accept nothing that is not a number
-
-    def line(self, row: int) -> int:
-        """The 1-based line a row ends on; reads again, since only errors ask."""
-        reader = _reader(self.text)
-        seen = -1
-        for cells in reader:
-            seen += bool(cells)
-            if seen == row + 1:
-                break
-        return reader.line_num
+    lines: list[int]  # the 1-based line each row ends on
 
     def bad(self, code: str, row: int, column: int, what: str) -> NoReturn:
         cell = self.columns[column][row]
         shown = cell if len(cell) <= 40 else cell[:40] + "…"
-        fail(code, f"{self.source.location}, line {self.line(row)}, column `{self.header[column]}`: `{shown}` {what}",
+        fail(code, f"{self.source.location}, line {self.lines[row]}, column `{self.header[column]}`: `{shown}` {what}",
              self.source.location_span or self.source.span)
 
 
-def read(source: DataSource, path: Path) -> Dataset:
+def read(source: DataSource, path: Path, say: Say = silent) -> Dataset:
     """The whole file. Errors: E-DATA-001 … 012."""
-    raw = read_bytes(source, path)
-    table = _table(source, _text(source, unpacked(source, path, raw)))
+    return dataset(source, path, lambda: _parts(source, path), say)
+
+
+def _parts(source: DataSource, path: Path) -> Iterator[dict[str, np.ndarray]]:
+    table = _table(source, _text(source, unpacked(source, path)))
     fields = {field.name: _field(table, field) for field in source.fields}
-    return Dataset(source, fields, hashlib.sha256(raw).hexdigest(), len(table.columns[0]))
+    yield fields | {LINES: np.array(table.lines, np.int64)}
 
 
 def _text(source: DataSource, data: bytes) -> str:
@@ -80,6 +72,7 @@ def _table(source: DataSource, text: str) -> _Table:
     place = source.location_span or source.span
     reader = _reader(text)
     rows: list[list[str]] = []
+    lines: list[int] = []
     try:
         for cells in reader:
             if not cells:
@@ -88,6 +81,7 @@ def _table(source: DataSource, text: str) -> _Table:
                 fail("E-DATA-004", f"{source.location}, line {reader.line_num}: {len(cells)} cells, but the header has "
                      f"{len(rows[0])}", place)
             rows.append(cells)
+            lines.append(reader.line_num)
     except csv.Error as error:
         fail("E-DATA-012", f"{source.location}, line {reader.line_num}: {error}", place)
     if len(rows) < 2:
@@ -98,7 +92,7 @@ def _table(source: DataSource, text: str) -> _Table:
         fail("E-DATA-007", f"{source.location}: the header has `{twice[0]}` twice", place)
     body_start = text.find("\n") + 1
     simple = text.isascii() and text.find("_", body_start) < 0
-    return _Table(source, text, header, list(zip(*rows[1:], strict=True)), simple)
+    return _Table(source, header, list(zip(*rows[1:], strict=True)), simple, lines[1:])
 
 
 def _columns_of(table: _Table, field: Field) -> list[int]:

@@ -1,17 +1,26 @@
-"""Batches out of a source's samples: of the n-th update, and of an evaluation."""
+"""Batches out of a source's samples: of the n-th update, and of an evaluation.
+
+With several ranks each takes its own equal part of every batch, in rank order: the batch is the same whatever their
+number. Nothing is kept between calls, so any step is as near as the next one.
+"""
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
+from sexpgpu.diagnostics import fail
 from sexpgpu.experiment.model import Batches
 from sexpgpu.run.data.dataset import Dataset
 from sexpgpu.run.data.order import batch_indices, cursor
+from sexpgpu.run.data.prefetch import Prefetched
 from sexpgpu.run.data.stream import Stream, windows
+
+AHEAD = 64 << 20  # bytes of mapped data from which batches are made ahead: less stays in the page cache
 
 
 class Samples(Protocol):
@@ -20,6 +29,19 @@ class Samples(Protocol):
     def __len__(self) -> int: ...
 
     def take(self, index: np.ndarray) -> dict[str, np.ndarray]: ...
+
+
+class Feed(Protocol):
+    """The batches of a run."""
+
+    def batch(self, step: int) -> dict[str, np.ndarray]:
+        """{field: array [samples, …]} of update `step`, counted from 0."""
+
+    def cursor(self, step: int) -> tuple[int, int]:
+        """(epoch, index) of the first sample not yet used after `step` updates."""
+
+    def numbers(self, step: int) -> np.ndarray:
+        """Of update `step`'s samples: their numbers in the source (rows, or the part's windows or records), from 0."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,19 +60,49 @@ class Rows:
 
 @dataclass(frozen=True, eq=False)
 class TrainFeed:
-    """Every batch has `size` samples; nothing is kept between calls, so any step is as near as the next."""
+    """Every batch has `size` samples over all ranks; `size` is a multiple of `ranks`."""
 
     samples: Samples
     size: int
     seed: int
     shuffle: bool
+    rank: int = 0
+    ranks: int = 1
 
     def batch(self, step: int) -> dict[str, np.ndarray]:
-        """{field: array [size, …]} of update `step`, counted from 0."""
-        return self.samples.take(batch_indices(len(self.samples), self.seed, self.size, step, self.shuffle))
+        index = batch_indices(len(self.samples), self.seed, self.size, step, self.shuffle)
+        return self.samples.take(own(index, self.rank, self.ranks))
 
     def cursor(self, step: int) -> tuple[int, int]:
         return cursor(len(self.samples), self.size, step)
+
+    def numbers(self, step: int) -> np.ndarray:
+        index = own(batch_indices(len(self.samples), self.seed, self.size, step, self.shuffle), self.rank, self.ranks)
+        return self.samples.rows[index] if isinstance(self.samples, Rows) else index
+
+
+@dataclass(frozen=True, eq=False)
+class StagedFeed:
+    """Feeds one after another: the i-th until `untils[i]` updates are made, the last for ever. Each begins its own epochs."""
+
+    feeds: tuple[TrainFeed, ...]
+    untils: tuple[int, ...]
+
+    def batch(self, step: int) -> dict[str, np.ndarray]:
+        feed, local = self._at(step)
+        return feed.batch(local)
+
+    def cursor(self, step: int) -> tuple[int, int]:
+        feed, local = self._at(step)
+        return feed.cursor(local)
+
+    def numbers(self, step: int) -> np.ndarray:
+        feed, local = self._at(step)
+        return feed.numbers(local)
+
+    def _at(self, step: int) -> tuple[TrainFeed, int]:
+        i = bisect_right(self.untils, step)
+        return self.feeds[i], step - (self.untils[i - 1] if i else 0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,16 +119,49 @@ class EvalFeed:
             yield self.samples.take(np.arange(start, min(start + self.size, count)))
 
 
-def samples(dataset: Dataset | Stream, data: Batches) -> Samples:
-    """The rows or windows that `data` asks for."""
+def own(index: np.ndarray, rank: int, ranks: int) -> np.ndarray:
+    """A rank's part of a batch's sample numbers."""
+    each = len(index) // ranks
+    return index[rank * each : (rank + 1) * each]
+
+
+def samples(dataset: Any, data: Batches) -> Samples:
+    """The rows, windows or records that `data` asks for, once and in order."""
     if isinstance(dataset, Stream):
         return windows(dataset, data)
-    return Rows(dataset, dataset.rows(data.split, data.span))
+    if isinstance(dataset, Dataset):
+        return Rows(dataset, dataset.rows(data.split, data.span))
+    phases = dataset.phases(data)
+    if len(phases) > 1:
+        fail("E-DATA-022", f"the stages of data `{dataset.source.name}` switch by step, and an evaluation has no steps",
+             data.span or dataset.source.span, help="evaluate on a source of its own, with :stages (easy hard)")
+    return dataset.picked(phases[0][1])
 
 
-def train_feed(dataset: Dataset | Stream, data: Batches, seed: int) -> TrainFeed:
-    return TrainFeed(samples(dataset, data), data.batch, seed, data.shuffle)
+def train_feed(dataset: Any, data: Batches, seed: int, rank: int = 0, ranks: int = 1) -> Feed:
+    """The batches of a run; made ahead, on a thread, where they come from mapped files that memory may not hold."""
+    feed: Feed
+    if isinstance(dataset, Dataset | Stream):
+        feed = TrainFeed(samples(dataset, data), data.batch, seed, data.shuffle, rank, ranks)
+        return Prefetched(feed) if _mapped(dataset) >= AHEAD else feed
+    phases = dataset.phases(data)
+    feeds = tuple(TrainFeed(dataset.picked(shards), data.batch, seed, data.shuffle, rank, ranks) for _, shards in phases)
+    feed = feeds[0] if len(feeds) == 1 else StagedFeed(feeds, tuple(until for until, _ in phases[:-1]))
+    return Prefetched(feed)
 
 
-def eval_feed(dataset: Dataset | Stream, data: Batches) -> EvalFeed:
+def _mapped(dataset: Dataset | Stream) -> int:
+    arrays = [dataset.tokens] if isinstance(dataset, Stream) else list(dataset.fields.values())
+    return sum(array.nbytes for array in arrays if _is_mapped(array))
+
+
+def _is_mapped(array: Any) -> bool:
+    while array is not None:
+        if isinstance(array, np.memmap):
+            return True
+        array = getattr(array, "base", None)
+    return False
+
+
+def eval_feed(dataset: Any, data: Batches) -> EvalFeed:
     return EvalFeed(samples(dataset, data), data.batch, data.limit)

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
 from sexpgpu.diagnostics import fail, suggestion
 from sexpgpu.experiment.model import DataSource
+
+CHUNK = 1 << 20
+GZIP = b"\x1f\x8b"
 
 
 def read_bytes(source: DataSource, path: Path) -> bytes:
@@ -45,22 +49,71 @@ def unreadable(source: DataSource, path: Path, error: OSError) -> NoReturn:
     fail("E-DATA-001", f"data `{source.name}`: {path}: {reason}", source.location_span or source.span, help=near)
 
 
-def unpacked(source: DataSource, path: Path, raw: bytes) -> bytes:
-    """Gzip by its magic bytes or the name's `.gz`; several members in a row are one text. Else E-DATA-005."""
-    if raw[:2] != b"\x1f\x8b" and path.suffix != ".gz":
-        return raw
-    out, rest = [], raw
+def is_packed(source: DataSource, path: Path) -> bool:
+    """Gzip by its magic bytes or the name's `.gz`."""
+    check_file(source, path)
     try:
-        while rest.strip(b"\0"):
-            member = zlib.decompressobj(wbits=31)
-            out.append(member.decompress(rest) + member.flush())
-            if not member.eof:
-                raise EOFError("it ends early: the file was cut")
-            rest = member.unused_data
+        with path.open("rb") as file:
+            return file.read(2) == GZIP or path.suffix == ".gz"
+    except OSError as error:
+        unreadable(source, path, error)
+
+
+def text_chunks(source: DataSource, path: Path) -> Iterator[bytes]:
+    """The file's bytes, unpacked where it is gzip, in pieces of about CHUNK. Errors: E-DATA-001, 005."""
+    packed = is_packed(source, path)
+    try:
+        with path.open("rb") as file:
+            raw = iter(lambda: file.read(CHUNK), b"")
+            yield from inflated(raw) if packed else raw
     except (zlib.error, EOFError) as error:
         fail("E-DATA-005", f"{source.location} is not a whole gzip file ({error})", source.location_span or source.span,
              help="fetch or write the file again")
-    return b"".join(out)
+    except OSError as error:
+        unreadable(source, path, error)
+
+
+def inflated(raw: Iterator[bytes]) -> Iterator[bytes]:
+    """Gzip members in a row as one text, never more than CHUNK at once; zlib.error or EOFError where it is not whole."""
+    member, rest, some = zlib.decompressobj(wbits=31), b"", False
+    while True:
+        if not rest:
+            rest = next(raw, b"")
+            if not rest:
+                break
+        if member.eof:
+            rest = rest.lstrip(b"\0")
+            if not rest:
+                continue
+            member = zlib.decompressobj(wbits=31)
+        some = True
+        piece = member.decompress(rest, CHUNK)
+        rest = member.unused_data if member.eof else member.unconsumed_tail
+        if piece:
+            yield piece
+    if some and not member.eof:
+        raise EOFError("it ends early: the file was cut")
+
+
+def unpacked(source: DataSource, path: Path) -> bytes:
+    """The whole text, unpacked where it is gzip."""
+    return b"".join(text_chunks(source, path))
+
+
+def whole_lines(chunks: Iterator[bytes], size: int) -> Iterator[bytes]:
+    """The text in pieces of at least `size` bytes that end with a line, but the last."""
+    kept: list[bytes] = []
+    length = 0
+    for chunk in chunks:
+        end = chunk.rfind(b"\n") + 1
+        if end and length + end >= size:
+            yield b"".join((*kept, chunk[:end]))
+            kept, length = [chunk[end:]], len(chunk) - end
+        else:
+            kept.append(chunk)
+            length += len(chunk)
+    if length:
+        yield b"".join(kept)
 
 
 def no_rows(source: DataSource, what: str) -> NoReturn:

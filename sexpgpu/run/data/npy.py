@@ -1,6 +1,6 @@
 """`(npy location :fields …)`: NumPy's own files. A `.npy` is one field; an `.npz` has each field under its name.
 
-Pickles are never loaded. Axis 0 is the row. A `.npy` of the field's own dtype stays mapped.
+Pickles are never loaded. Axis 0 is the row. A `.npy` of the field's own dtype stays mapped, and a large .npz is unpacked once into the content cache and mapped from there.
 """
 
 from __future__ import annotations
@@ -13,16 +13,18 @@ import numpy as np
 
 from sexpgpu.diagnostics import SexpError, fail, suggestion
 from sexpgpu.experiment.model import DataSource, Field
+from sexpgpu.run.data.cache import Say, key_of, silent
 from sexpgpu.run.data.convert import chunks, fit, numpy_dtype
 from sexpgpu.run.data.dataset import Dataset
 from sexpgpu.run.data.files import digest, no_rows, unreadable
+from sexpgpu.run.data.parsed import asked, cached
 
 NPY, ZIP = b"\x93NUMPY", (b"PK\x03\x04", b"PK\x05\x06")
 MAPPED = 1 << 20  # bytes from which a .npy is mapped
 NAMES = {"float": "f", "int": "i", "uint": "u"}
 
 
-def read(source: DataSource, path: Path) -> Dataset:
+def read(source: DataSource, path: Path, say: Say = silent) -> Dataset:
     """Errors: E-DATA-001, 006, 009, 011, 031 … 034."""
     known = digest(source, path)
     try:
@@ -31,14 +33,18 @@ def read(source: DataSource, path: Path) -> Dataset:
     except OSError as error:
         unreadable(source, path, error)
     if magic == NPY:
-        arrays = _single(source, path)
+        fields = _fitted(source, _single(source, path))
     elif magic[:4] in ZIP:
-        arrays = _archive(source, path)
+        size = path.stat().st_size
+        fields = cached(key_of(known, *asked(source)), size, lambda: iter((_fitted(source, _archive(source, path)),)), say)
     else:
         _damaged(source, "it begins as neither a .npy nor an .npz file does")
+    return Dataset(source, fields, known, len(next(iter(fields.values()))))
+
+
+def _fitted(source: DataSource, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     _check_lengths(source, arrays)
-    fields = {field.name: _field(source, field, arrays[field.name]) for field in source.fields}
-    return Dataset(source, fields, known, len(next(iter(arrays.values()))))
+    return {field.name: _field(source, field, arrays[field.name]) for field in source.fields}
 
 
 def _single(source: DataSource, path: Path) -> dict[str, np.ndarray]:

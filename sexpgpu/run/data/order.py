@@ -31,9 +31,14 @@ def _mix(x: np.ndarray) -> np.ndarray:
     return x ^ (x >> np.uint64(31))
 
 
+def _half(n: int) -> int:
+    """Bits of one half of the network for 0 … n-1."""
+    return max(1, (max(n - 1, 1).bit_length() + 1) // 2)
+
+
 def permute(index: np.ndarray, n: int, keys: np.ndarray) -> np.ndarray:
     """Where `index` (integers of 0 … n-1, any shape) goes; int64 of the same shape."""
-    half = max(1, (max(n - 1, 1).bit_length() + 1) // 2)
+    half = _half(n)
     mask, top, shift = np.uint64((1 << half) - 1), np.uint64(64 - half), np.uint64(half)
     x = np.asarray(index).astype(np.uint64).reshape(-1)
     todo = np.arange(x.size)
@@ -69,7 +74,13 @@ def _in_epoch(index: np.ndarray, n: int, seed: int, epoch: int) -> np.ndarray:
 @lru_cache(maxsize=2)
 def _whole_epoch(n: int, seed: int, epoch: int) -> np.ndarray:
     """The same numbers as `permute` gives one by one: a few dozen numpy calls an epoch instead of a step."""
-    order = permute(np.arange(n, dtype=np.int64), n, round_keys(seed, epoch))
+    keys, size = round_keys(seed, epoch), 4 ** _half(n)
+    table = permute(np.arange(size, dtype=np.int64), size, keys)  # the network alone: nothing lies outside to walk on
+    order = table[:n].copy()
+    outside = np.flatnonzero(order >= n)
+    while outside.size:
+        order[outside] = table[order[outside]]
+        outside = outside[order[outside] >= n]
     order.setflags(write=False)
     return order
 

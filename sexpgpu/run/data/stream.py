@@ -5,7 +5,7 @@ Tokens stay as narrow as the file has them (bytes as uint8, token files mapped);
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +13,7 @@ import numpy as np
 
 from sexpgpu.diagnostics import fail, suggestion
 from sexpgpu.experiment.model import Batches, DataSource
+from sexpgpu.run.data.dataset import pieces_of
 from sexpgpu.run.data.split import split_sizes
 from sexpgpu.source import Span
 
@@ -30,9 +31,12 @@ class Stream:
     def count(self) -> int:
         return len(self.tokens)
 
-    def column(self, name: str) -> np.ndarray | None:
-        """What a field of the windows takes its values from."""
-        return self.tokens if name in ("tokens", "targets") else None
+    def pieces(self, name: str, low: int, high: int) -> Iterator[tuple[int, np.ndarray]]:
+        """(first token, tokens) of what the windows' fields take their values from, where it may leave low…high."""
+        return pieces_of(self.tokens if name in ("tokens", "targets") else None, low, high)
+
+    def place(self, row: int) -> str:
+        return f"token {row + 1}"
 
     def part(self, name: str | None, span: Span | None = None) -> tuple[int, int]:
         """[start, stop) of a part: parts follow one another in file order."""

@@ -8,6 +8,7 @@ import numpy as np
 
 from sexpgpu.diagnostics import fail
 from sexpgpu.experiment.model import DataSource
+from sexpgpu.run.data.cache import Say, silent
 from sexpgpu.run.data.convert import chunks
 from sexpgpu.run.data.files import digest, no_rows, unreadable
 from sexpgpu.run.data.stream import Stream
@@ -16,7 +17,7 @@ DTYPES = {"u16": "<u2", "u32": "<u4"}
 LARGEST = 2**31 - 1  # windows give i32
 
 
-def read(source: DataSource, path: Path) -> Stream:
+def read(source: DataSource, path: Path, say: Say = silent) -> Stream:
     """Errors: E-DATA-001, 006, 009 (a token beyond i32), 035."""
     name = source.options.get("dtype", "u16")
     dtype, place = np.dtype(DTYPES[name]), source.location_span or source.span

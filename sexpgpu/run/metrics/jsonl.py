@@ -14,14 +14,19 @@ from sexpgpu.diagnostics import fail
 from sexpgpu.run.metrics.record import key_of, line_of
 from sexpgpu.run.metrics.target import Resume
 
-BLOCK = 1 << 20
+
+
+def lock(fd: int) -> None:
+    """One writer, or one sender of what a run left behind, at a time. OSError if another one lives."""
+    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 class JsonlTarget:
     """Opens (and locks) the file at once; E-RUN-013 if it cannot, E-RUN-014 if another live run writes to it."""
 
-    def __init__(self, argument: str, run_id: str, resume: Resume | None):
+    def __init__(self, argument: str, run_id: str, resume: Resume | None, mode: int = 0o644):
         self.path = Path(argument)
+        self._mode = mode
         self.trouble = ""
         self._run_id = run_id
         self._resume = resume
@@ -32,8 +37,8 @@ class JsonlTarget:
         self._cut: int | None = None  # where a torn last line begins; cut at the first write, not before
         self._fd = self._open()
         try:
-            self._regular = stat.S_ISREG(os.fstat(self._fd).st_mode)
-            if self._regular:
+            self.regular = stat.S_ISREG(os.fstat(self._fd).st_mode)
+            if self.regular:
                 self._lock()
                 self._read_back()
         except BaseException:
@@ -52,7 +57,7 @@ class JsonlTarget:
                 self._cut = None
             wrote = os.write(self._fd, line)
             if wrote != len(line):
-                if self._regular:  # a full disk: leave no half line
+                if self.regular:  # a full disk: leave no half line
                     os.ftruncate(self._fd, os.fstat(self._fd).st_size - wrote)
                 raise OSError(28, "no space left")
         except BrokenPipeError:
@@ -64,16 +69,19 @@ class JsonlTarget:
             self._written = True
 
     def sync(self) -> None:
-        if self._regular and not self.trouble:
+        if self.regular and not self.trouble:
             try:
                 os.fsync(self._fd)
             except OSError as error:
                 self.trouble = f"{self.path}: {error.strerror or error}"
 
+    def hurry(self) -> None:
+        pass
+
     def close(self) -> None:
         if self._fd < 0:
             return
-        if self._created and not self._written and self._regular:
+        if self._created and not self._written and self.regular:
             self.path.unlink(missing_ok=True)  # a run that never started leaves no empty file
         os.close(self._fd)
         self._fd = -1
@@ -81,14 +89,14 @@ class JsonlTarget:
     def _open(self) -> int:
         try:
             Path(self.path).parent.mkdir(parents=True, exist_ok=True)
-            return os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            return os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, self._mode)
         except OSError as error:
             fail("E-RUN-013", f"the metrics file {self.path} cannot be opened: {error.strerror}",
                  help="name a file in a folder that you may write to")
 
     def _lock(self) -> None:
         try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock(self._fd)
         except OSError:
             fail("E-RUN-014", f"another run that is still alive writes to the metrics file {self.path}",
                  help="wait for it, stop it, or name another file")

@@ -7,7 +7,14 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from sexpgpu.run.events import EvalDone, StepDone
+from sexpgpu.run.events import EvalDone, NotFinite, StepDone
+
+#: how the rates of a run come about, for whoever reads them far from the docs
+THROUGHPUT = {
+    "step-seconds": "mean wall time of a step since the record before: fetching the batch included, evaluations and saves left out",
+    "samples-per-second": ":batch / step-seconds",
+    "tokens-per-second": "the loss's count, or for windows :batch * :context, / step-seconds",
+}
 
 
 def metric(name: str, value: float, step: int, metadata: Mapping[str, str]) -> dict[str, Any]:
@@ -33,6 +40,12 @@ def step_records(event: StepDone) -> Iterator[dict[str, Any]]:
         yield metric(name, value, step, train)
     for path, value in result.taps.items():
         yield metric(tap_name(path), value, step, train | {"path": path})
+
+
+def lost_records(event: NotFinite) -> Iterator[dict[str, Any]]:
+    """Loss and gradient norm of an update that was not made, logged or not: one of them at least is not finite."""
+    yield metric("loss", event.result.loss, event.step, {"split": "train"})
+    yield metric("gradient-norm", event.result.gradient_norm, event.step, {"split": "train"})
 
 
 def eval_records(event: EvalDone) -> Iterator[dict[str, Any]]:

@@ -35,6 +35,9 @@ class StdoutTarget:
     def sync(self) -> None:
         pass
 
+    def hurry(self) -> None:
+        pass
+
     def close(self) -> None:
         self._open = False
 

@@ -1,0 +1,612 @@
+"""A fused kernel as the source of a Triton function.
+
+Every value is a tile [rows of the program, columns of the program], or has size 1 along an axis that it does not depend on; one
+without rows is computed before the loop over rows. bf16 and f16 values are held as f32 that are already rounded.
+No text of a user's enters: names are numbered, attributes are numbers.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from math import prod
+
+from sexpgpu.ir import Node
+from sexpgpu.ops import table
+from sexpgpu.ops.random import DRAWS
+from sexpgpu.passes.schedule.fuse import PERSISTENT, REDUCTIONS, Kernel, element, form, joined, padded, reduced_shape
+from sexpgpu.passes.schedule.index import Expr, Index, Var, lift, offset, render, unravel
+from sexpgpu.passes.schedule.views import PLAIN, aligned, picked, through
+
+TYPES = {
+    "f32": "tl.float32", "f64": "tl.float64", "bf16": "tl.float32", "f16": "tl.float32", "i32": "tl.int32", "i64": "tl.int64",
+    "u8": "tl.uint8", "u16": "tl.uint16", "bool": "tl.int1",
+}
+_NARROW = {"bf16": "round_bf16", "f16": "round_f16"}
+_LOADS = {"bf16": "from_bf16", "f16": "from_f16", "bool": "from_bool"}
+_STORES = {"bf16": "to_bf16", "f16": "to_f16", "bool": "to_bool"}
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """How a kernel is cut: rows and columns of a program, programs that share the rows, warps."""
+
+    rows: int
+    columns: int
+    splits: int
+    warps: int = 4
+
+
+@dataclass
+class Emitted:
+    """A kernel's source and what its arguments are, in order.
+
+    arguments: ("read", node) ("store", node) ("partial", node, programs, elements) ("key", draw).
+    grid: programs.
+    """
+
+    source: str
+    arguments: list[tuple]
+    grid: tuple[int, int]
+    warps: int
+    partials: dict[Node, tuple[int, int]] = field(default_factory=dict)
+
+
+def next_power(n: int) -> int:
+    """The least power of two that is n or more."""
+    return 1 << max(0, n - 1).bit_length()
+
+
+def shape_kind(kernel: Kernel) -> str:
+    """`flat`, `rows` (a program holds whole rows), `columns` (sums over rows only), or `long` (rows longer than a program)."""
+    forms = {form(u, u.op not in REDUCTIONS or not _reduces(u)) for u in kernel.units}
+    if "row" in forms or _has_row_points(kernel):
+        return "rows" if kernel.columns <= PERSISTENT else "long"
+    return "columns" if "column" in forms else "flat"
+
+
+def _has_row_points(kernel: Kernel) -> bool:
+    return any(_point(u) and u.type.size != kernel.rows * kernel.columns for u in kernel.units)
+
+
+def _reduces(unit: Node) -> bool:
+    return bool(reduced_shape(unit)[1])
+
+
+def _point(unit: Node) -> bool:
+    return unit.op not in REDUCTIONS or not _reduces(unit)
+
+
+def choose_blocks(kernel: Kernel, device: str) -> Blocks:
+    """Block sizes by rule: few huge programs under the interpreter, enough programs to fill the GPU on it."""
+    kind, rows, columns = shape_kind(kernel), kernel.rows, kernel.columns
+    sums = any(not _point(u) and form(u, False) in ("column", "total") for u in kernel.units)
+    if device == "cpu":
+        wide = next_power(columns) if kind == "rows" else min(next_power(columns), 1 << 16)
+        if kind == "flat":
+            size = rows * columns
+            return Blocks(1, min(next_power(size), 1 << 16), 2 if sums and size > 1 << 16 else 1)
+        high = 1 if kind == "long" else max(1, min(next_power(rows), (1 << 16) // wide))
+        return Blocks(high, wide if kind != "long" else 4096, 2 if sums and rows > 2 * high else 1)
+    return _gpu_blocks(kind, rows, columns, sums)
+
+
+def _gpu_blocks(kind: str, rows: int, columns: int, sums: bool) -> Blocks:
+    processors = 132
+    if kind == "flat":
+        size = rows * columns
+        wide = min(1024, next_power(size))
+        if not sums:
+            return Blocks(1, wide, 1, 4 if wide > 256 else 1)
+        if size <= 8192:
+            return Blocks(1, next_power(size), 1, 8 if size > 2048 else 4)
+        wide = 2048 if size > 1 << 20 else 1024
+        return Blocks(1, wide, min(8 * processors, -(-size // wide)), 8 if wide > 1024 else 4)
+    if kind == "rows":
+        wide = next_power(columns)
+        high = max(1, min(next_power(rows), 2048 // wide))
+        warps = 4 if high * wide <= 2048 else 8 if wide <= 4096 else 16
+        if high * wide <= 256:
+            warps = 1
+        return Blocks(high, wide, min(2 * processors, -(-rows // high)) if sums else 1, warps)
+    if kind == "long":
+        return Blocks(1, 4096, 1, 8)
+    wide = min(128, next_power(columns))
+    high = max(1, min(next_power(rows), 4096 // wide))
+    across = -(-columns // wide)
+    return Blocks(high, wide, max(1, min(-(-rows // high), -(-4 * processors // across))), 4)
+
+
+class Emitter:
+    """Source of one kernel."""
+
+    def __init__(self, kernel: Kernel, blocks: Blocks, name: str = "kernel"):
+        self.kernel, self.blocks, self.name = kernel, blocks, name
+        self.kind = shape_kind(kernel)
+        self.rows, self.columns = kernel.rows, kernel.columns
+        if self.kind == "flat":
+            self.rows, self.columns = 1, kernel.rows * kernel.columns
+        self.r, self.c = lift(Var("r", self.rows)), lift(Var("c", self.columns))
+        self.own = set(kernel.units)
+        self.arguments: list[tuple] = []
+        self.parameters: dict[tuple, str] = {}
+        self.head: list[str] = []  # before the loop over rows
+        self.body: list[str] = []
+        self.tail: list[str] = []
+        self.names: dict[tuple, str] = {}
+        self.axes: dict[str, tuple[bool, bool]] = {}  # name -> depends on (rows, columns)
+        self.done: dict[Node, str] = {}
+        self.count = 0
+        self.wide = any(n.type.size >= 1 << 31 for n in (*kernel.reads, *kernel.stores)) or self.rows * self.columns >= 1 << 31
+        self.partials: dict[Node, tuple[int, int]] = {}
+        self.masks = (self.rows % blocks.rows != 0, self.columns % blocks.columns != 0)
+
+    # --- arguments ---
+
+    def parameter(self, *what: object) -> str:
+        if what not in self.parameters:
+            self.parameters[what] = f"p{len(self.arguments)}"
+            self.arguments.append(what)
+        return self.parameters[what]
+
+    # --- lines ---
+
+    def put(self, source: str, axes: tuple[bool, bool], key: tuple | None = None) -> str:
+        """Assigns `source` to a new name, before the loop if it does not depend on rows."""
+        name = f"v{self.count}"
+        self.count += 1
+        (self.body if axes[0] or self.kind == "long" else self.head).append(f"{name} = {source}")
+        self.axes[name] = axes
+        if key is not None:
+            self.names[key] = name
+        return name
+
+    def var(self, v: Var) -> str:
+        return self.names[("loaded", v)] if v.loaded is not None else v.name
+
+    def expression(self, x: Expr) -> str:
+        return render(x, self.var)
+
+    def spread(self, x: Expr) -> tuple[bool, bool]:
+        rows = columns = False
+        for v in x.variables:
+            if v.loaded is not None:
+                a, b = self.axes[self.names[("loaded", v)]]
+                rows, columns = rows or a, columns or b
+            else:
+                rows, columns = rows or v.name == "r", columns or v.name == "c"
+        return rows, columns
+
+    def join(self, names: list[str]) -> tuple[bool, bool]:
+        return any(self.axes[n][0] for n in names), any(self.axes[n][1] for n in names)
+
+    def mask(self, axes: tuple[bool, bool], extra: tuple[str, ...]) -> str:
+        parts = [m for m, need, odd in (("rm", axes[0], self.masks[0]), ("cm", axes[1], self.masks[1])) if need and odd]
+        parts += list(extra)
+        return " & ".join(parts)
+
+    # --- values ---
+
+    def value(self, node: Node, index: Index, extra: tuple[str, ...] = (), top: bool = False) -> str:
+        """The name of the value of `node` at `index`; `extra`: masks under which it is needed."""
+        if not top and node in self.own and node in self.done and not (self.kind == "long" and _point(node)):
+            return self.done[node]
+        key = (node, index, extra)
+        if key in self.names:
+            return self.names[key]
+        again = top or (self.kind == "long" and node in self.own and _point(node))
+        if not again and (node in self.kernel.inline or table()[node.op].lowering.kind == "leaf") and node.op not in ("constant",):
+            return self.load(node, index, extra, key)
+        return self.compute(node, index, extra, key)
+
+    def load(self, node: Node, index: Index, extra: tuple[str, ...], key: tuple) -> str:
+        place = offset(index, node.type.shape)
+        axes = self.spread(place)
+        for mask in extra:
+            axes = tuple(a or b for a, b in zip(axes, self.axes[mask], strict=True))  # type: ignore[assignment]
+        pointer = self.parameter("read", node)
+        mask = self.mask(self.spread(place), extra)
+        text = f"tl.load({pointer} + ({self.expression(place)})" + (f", mask={mask}, other=0)" if mask else ")")
+        if node.type.dtype in _LOADS:
+            text = f"{_LOADS[node.type.dtype]}({text})"
+        return self.put(text, axes, key)
+
+    def compute(self, node: Node, index: Index, extra: tuple[str, ...], key: tuple) -> str:
+        op = node.op
+        if op == "constant":
+            return self.put(_literal(node), (False, False), key)
+        if op in PLAIN:
+            x, at = through(node, index)
+            name = self.value(x, at, extra)
+            self.names[key] = name
+            return name
+        if op in REDUCTIONS:  # over axes of size 1 only
+            name = self.value(node.inputs[0], unravel(offset(index, node.type.shape), node.inputs[0].type.shape), extra)
+            self.names[key] = name
+            return name
+        special = getattr(self, "_" + op.replace("-", "_"), None)
+        if special is not None:
+            return special(node, index, extra, key)
+        if op in DRAWS:
+            return self._draw(node, index, key)
+        names = [self.value(x, aligned(index, x.type.shape), extra) for x in node.inputs]
+        return self.put(self.pointwise(node, names), self.join(names), key)
+
+    def pointwise(self, node: Node, names: list[str]) -> str:
+        if node.op == "cast":
+            return _cast(node.inputs[0].type.dtype, node.type.dtype, names[0])
+        text = table()[node.op].lowering.expression
+        for attribute in table()[node.op].attributes:
+            text = re.sub(rf"\b{attribute.name}\b", _number(node.attrs[attribute.name]), text)
+        text = text.format(*names)
+        if node.type.dtype in _NARROW and node.op not in ("where", "neg", "abs", "max", "min", "relu"):
+            text = f"{_NARROW[node.type.dtype]}({text})"
+        return text
+
+    # ops that need the index, or a mask
+
+    def _iota(self, node: Node, index: Index, extra: tuple[str, ...], key: tuple) -> str:
+        return self.put(f"as_tensor({self.expression(index[0])}).to({TYPES[node.type.dtype]})", self.spread(index[0]), key)
+
+    def _one_hot(self, node: Node, index: Index, extra: tuple[str, ...], key: tuple) -> str:
+        label = self.value(node.inputs[0], index[:-1], extra)
+        axes = tuple(a or b for a, b in zip(self.axes[label], self.spread(index[-1]), strict=True))
+        return self.put(f"({label} == ({self.expression(index[-1])})).to({TYPES[node.type.dtype]})", axes, key)  # type: ignore[arg-type]
+
+    def _tril(self, node: Node, index: Index, extra: tuple[str, ...], key: tuple) -> str:
+        x = self.value(node.inputs[0], index, extra)
+        row, column = index[-2] + node.attrs["offset"], index[-1]
+        axes = self.spread(row + column)
+        inside = self.put(f"as_tensor({self.expression(column)}) <= ({self.expression(row)})", axes)
+        return self.put(f"where({inside}, {x}, {_zero(node)})", self.join([inside, x]), key)
+
+    def _pad(self, node: Node, index: Index, extra: tuple[str, ...], key: tuple) -> str:
+        conditions = []
+        axes = (False, False)
+        a = node.attrs
+        for i, size, before, interior in zip(index, node.inputs[0].type.shape, a["before"], a["interior"], strict=True):
+            low, high = i.bounds
+            text = self.expression(i)
+            step = interior + 1
+            if low < before:
+                conditions.append(f"(({text}) >= {before})")
+            if high > before + (size - 1) * step:
+                conditions.append(f"(({text}) <= {before + (size - 1) * step})")
+            if interior:
+                conditions.append(f"((({text}) - {before}) % {step} == 0)")
+            axes = tuple(p or q for p, q in zip(axes, self.spread(i), strict=True))  # type: ignore[assignment]
+        if not conditions:
+            name = self.value(node.inputs[0], padded(node, index), extra)
+            self.names[key] = name
+            return name
+        inside = self.put(" & ".join(conditions), axes)
+        x = self.value(node.inputs[0], padded(node, index), (*extra, inside))
+        return self.put(f"where({inside}, {x}, {_literal_of(a['value'], node.type.dtype)})", self.join([inside, x]), key)
+
+    def _concat(self, node: Node, index: Index, extra: tuple[str, ...], key: tuple) -> str:
+        axis = node.attrs["axis"]
+        text, axes = self.expression(index[axis]), self.spread(index[axis])
+        parts: list[tuple[str, str]] = []
+        first = 0
+        for x, at, end in joined(node, index):
+            if not x.type.size:
+                continue
+            inside = self.put(f"(as_tensor({text}) >= {first}) & (as_tensor({text}) < {end})", axes)
+            parts.append((inside, self.value(x, at, (*extra, inside))))
+            first = end
+        found = parts[-1][1]
+        for inside, name in reversed(parts[:-1]):
+            found = self.put(f"where({inside}, {name}, {found})", self.join([inside, name, found]))
+        self.names[key] = found
+        return found
+
+    def _picked(self, node: Node, index: Index, extra: tuple[str, ...], key: tuple) -> str:
+        x, at, places, where = picked(node, index, extra)
+        axis = node.attrs.get("axis", 0)
+        variable = next(v for v in at[axis].variables if v.loaded is not None) if at[axis].variables else None
+        if variable is not None and ("loaded", variable) not in self.names:
+            read = self.value(places, where, extra)
+            self.names[("loaded", variable)] = self.put(f"as_index({read})", self.axes[read])
+        name = self.value(x, at, extra)
+        self.names[key] = name
+        return name
+
+    _gather = _embed = _take_along = _picked
+
+    def _draw(self, node: Node, index: Index, key: tuple) -> str:
+        place = offset(index, node.type.shape)
+        pointer = self.parameter("key", (node.op, node.attrs["path"], node.attrs["number"], node.type.batch, node.type.size))
+        text = f"{node.op.replace('-', '_')}({pointer}, {self.parameter('draw')}, as_tensor({self.expression(place)})"
+        if node.op == "random-bernoulli":
+            text += f", {round(node.attrs['p'] * 65536)}"
+        elif node.type.dtype == "f64":
+            return self.put(f"{text}).to(tl.float64)", self.spread(place), key)
+        return self.put(text + ")", self.spread(place), key)
+
+    # --- units ---
+
+    def full(self, name: str) -> str:
+        """The value as a whole tile."""
+        if self.axes[name] == (True, True) or (self.axes[name][1] and self.blocks.rows == 1) or (self.axes[name][0] and self.blocks.columns == 1):
+            return name
+        return f"tl.broadcast_to({name}, ({self.blocks.rows}, {self.blocks.columns}))"
+
+    def masked(self, name: str, unit: Node) -> str:
+        mask = self.mask((True, True), ())
+        tile = self.full(name)
+        return f"tl.where({mask}, {tile}, {_identity(unit)})" if mask else tile
+
+    def unit(self, unit: Node) -> None:
+        body, index = element(unit, _point(unit), self.rows, self.columns, self.r, self.c)
+        if _point(unit):
+            name = self.value(body, index, (), top=True)
+            self.done[unit] = name
+            if unit in self.kernel.stores:
+                self.store(unit, name)
+            return
+        how = form(unit, False)
+        name = self.value(body, index)
+        if how == "row":
+            found = self.put(_reduce(unit, self.masked(name, unit), 1), (True, False))
+            self.done[unit] = found
+            if unit in self.kernel.stores:
+                self.store(unit, found)
+            return
+        self.accumulate(unit, name, how)
+
+    def store(self, unit: Node, name: str) -> None:
+        place = self.r * self.columns + self.c if unit.type.size == self.rows * self.columns else self.r
+        axes = self.spread(place)
+        pointer = self.parameter("store", unit)
+        value = name
+        if unit.type.dtype in _STORES:
+            value = f"{_STORES[unit.type.dtype]}({value})"
+        text = self.expression(place)
+        if not any(axes):  # one element: a pointer of tile shape [1, 1]
+            text, mask = f"tl.zeros(({min(1, self.blocks.rows)}, 1), tl.int32)", ""
+            value = f"tl.broadcast_to({value}, (1, 1))" if any(self.axes[name]) else f"{value} + tl.zeros((1, 1), {_store_type(unit)})"
+        else:
+            mask = self.mask(axes, ())
+            high, wide = (self.blocks.rows if axes[0] else 1), (self.blocks.columns if axes[1] else 1)
+            if self.axes[name] != axes:
+                value = f"tl.broadcast_to({value}, ({high}, {wide}))"
+        self.body.append(f"tl.store({pointer} + ({text}), {value}" + (f", mask={mask})" if mask else ")"))
+
+    def accumulate(self, unit: Node, name: str, how: str) -> None:
+        """A sum over rows: kept across the loop, given out as one partial a program."""
+        acc = f"a{self.count}"
+        self.count += 1
+        shape = f"(1, {self.blocks.columns})" if how == "column" else f"({self.blocks.rows}, {self.blocks.columns})"
+        self.head.append(f"{acc} = tl.full({shape}, {_identity(unit)}, {_accumulator(unit)})")
+        tile = f"{self.masked(name, unit)}.to({_accumulator(unit)})"
+        if how == "column":
+            tile = _reduce(unit, tile, 0)
+        self.body.append(f"{acc} = {_combine(unit)}({acc}, {tile})")
+        elements = self.columns if how == "column" else 1
+        programs = self.programs(how)
+        self.partials[unit] = (programs, elements)
+        pointer = self.parameter("partial", unit) if programs > 1 else self.parameter("store", unit)
+        convert = f"{_STORES[unit.type.dtype]}(" if programs == 1 and unit.type.dtype in _STORES else "("
+        if how == "column":
+            place = f"split * {self.columns} + c" if programs > 1 else "c"
+            mask = ", mask=cm" if self.masks[1] else ""
+            self.tail.append(f"tl.store({pointer} + ({place}), {convert}{acc}){mask})")
+        else:
+            number = "(split * tl.num_programs(0) + tl.program_id(0))" if self.kind == "columns" else "split"
+            place = f"{number} + tl.zeros((1, 1), tl.int32)" if programs > 1 else "tl.zeros((1, 1), tl.int32)"
+            both = _reduce(unit, _reduce(unit, acc, 1), 0)
+            self.tail.append(f"tl.store({pointer} + ({place}), {convert}{both}))")
+
+    def programs(self, how: str) -> int:
+        if how == "total" and self.kind == "columns":
+            return self.blocks.splits * -(-self.columns // self.blocks.columns)
+        return self.blocks.splits
+
+    # --- the whole ---
+
+    def emit(self) -> Emitted:
+        if self.kind == "long":
+            lines, grid = self._long()
+        else:
+            for unit in self.kernel.units:
+                self.unit(unit)
+            lines, grid = self._loop()
+        parameters = ", ".join(f"p{i}" for i in range(len(self.arguments)))
+        source = f"@triton.jit\ndef {self.name}({parameters}):\n" + "".join(f"    {line}\n" for line in lines)
+        return Emitted(source, self.arguments, grid, self.blocks.warps, self.partials)
+
+    def _loop(self) -> tuple[list[str], tuple[int, int]]:
+        """One program of kinds flat, rows and columns."""
+        b, wide = self.blocks, ".to(tl.int64)" if self.wide else ""
+        row_blocks = -(-self.rows // b.rows)
+        column_blocks = -(-self.columns // b.columns)
+        arange_r = f"tl.arange(0, {b.rows})[:, None]"
+        arange_c = f"tl.arange(0, {b.columns})[None, :]"
+        lines: list[str] = []
+        loop = ""
+        if self.kind == "flat":
+            if self.partials:
+                lines.append("split = tl.program_id(0)")
+                loop, steps = f"for block in range(split, {column_blocks}, {b.splits}):", b.splits
+                inner = [f"c = block{wide} * {b.columns} + {arange_c}", *self._cm()]
+                inner += self._hoisted()
+            else:
+                steps = column_blocks
+                lines += [f"c = tl.program_id(0){wide} * {b.columns} + {arange_c}", *self._cm(), *self.head]
+                inner = []
+            grid = (steps, 1)
+        elif self.kind == "rows":
+            lines += [f"c = {arange_c}", *self._cm()]
+            if self.partials:
+                lines += ["split = tl.program_id(0)", *self.head]
+                loop = f"for block in range(split, {row_blocks}, {b.splits}):"
+                inner = [f"r = block{wide} * {b.rows} + {arange_r}", *self._rm()]
+                grid = (b.splits, 1)
+            else:
+                lines += [*self.head, f"r = tl.program_id(0){wide} * {b.rows} + {arange_r}", *self._rm()]
+                inner, grid = [], (row_blocks, 1)
+        else:
+            lines += ["split = tl.program_id(1)", f"c = tl.program_id(0) * {b.columns} + {arange_c}", *self._cm(), *self.head]
+            loop = f"for block in range(split, {row_blocks}, {b.splits}):"
+            inner = [f"r = block{wide} * {b.rows} + {arange_r}", *self._rm()]
+            grid = (column_blocks, b.splits)
+        if self.kind == "flat" and self.partials:
+            accumulators = [line for line in self.head if line.startswith("a")]
+            lines += accumulators
+        content = [*inner, *self.body]
+        if loop:
+            lines += [loop, *(f"    {line}" for line in content)]
+        else:
+            lines += content
+        return lines + self.tail, grid
+
+    def _hoisted(self) -> list[str]:
+        """In a flat kernel every value depends on the loop variable: nothing but accumulators stays before the loop."""
+        return [line for line in self.head if not line.startswith("a")]
+
+    def _rm(self) -> list[str]:
+        return [f"rm = r < {self.rows}"] if self.masks[0] else []
+
+    def _cm(self) -> list[str]:
+        return [f"cm = c < {self.columns}"] if self.masks[1] else []
+
+    def _long(self) -> tuple[list[str], tuple[int, int]]:
+        """A row a program, in passes over its columns: one for each level of reductions, and one that stores."""
+        levels = self._levels()
+        wide = ".to(tl.int64)" if self.wide else ""
+        lines = [f"r = tl.program_id(0){wide} + tl.zeros((1, 1), tl.int32)"]
+        for level in sorted({v for u, v in levels.items() if not _point(u)}):
+            units = [u for u in self.kernel.units if levels[u] == level and not _point(u)]
+            lines += self._pass(units, wide)
+        points = [u for u in self.kernel.units if _point(u)]
+        once = [u for u in points if u.type.size != self.rows * self.columns]
+        self.names = {k: v for k, v in self.names.items() if k[0] == "loaded" and not self.axes[v][1]}
+        self.body = []
+        for unit in once:
+            self.unit(unit)
+        lines += self.body
+        many = [u for u in points if u not in once]
+        if many:
+            self.body, self.names = [], {}
+            for unit in many:
+                self.unit(unit)
+            lines += [f"for start in range(0, {self.columns}, {self.blocks.columns}):", f"    c = start + tl.arange(0, {self.blocks.columns})[None, :]"]
+            lines += [f"    {line}" for line in (*self._cm(), *self.body)]
+        return lines, (self.rows, 1)
+
+    def _pass(self, units: list[Node], wide: str) -> list[str]:
+        self.body, self.names = [], {}
+        head, ends = [], []
+        for unit in units:
+            body, index = element(unit, False, self.rows, self.columns, self.r, self.c)
+            name = self.value(body, index)
+            acc = f"a{self.count}"
+            self.count += 1
+            head.append(f"{acc} = tl.full((1, {self.blocks.columns}), {_identity(unit)}, {_accumulator(unit)})")
+            self.body.append(f"{acc} = {_combine(unit)}({acc}, {self.masked(name, unit)}.to({_accumulator(unit)}))")
+            ends.append((unit, acc))
+        lines = [*head, f"for start in range(0, {self.columns}, {self.blocks.columns}):", f"    c = start + tl.arange(0, {self.blocks.columns})[None, :]"]
+        lines += [f"    {line}" for line in (*self._cm(), *self.body)]
+        self.body = []
+        for unit, acc in ends:
+            found = self.put(_reduce(unit, acc, 1), (True, False))
+            self.done[unit] = found
+            if unit in self.kernel.stores:
+                self.store(unit, found)
+        return lines + self.body
+
+    def _levels(self) -> dict[Node, int]:
+        """Of each unit, how many reductions of this kernel must be whole before it."""
+        levels: dict[Node, int] = {}
+        memo: dict[Node, int] = {}
+
+        def above(node: Node, first: bool) -> int:
+            if not first and node in levels:
+                return levels[node] + (0 if _point(node) else 1)
+            if node in memo and not first:
+                return memo[node]
+            found = max((above(x, False) for x in node.inputs), default=0) if first or node not in self.kernel.inline else 0
+            if not first:
+                memo[node] = found
+            return found
+
+        for unit in self.kernel.units:
+            levels[unit] = above(unit, True)
+        return levels
+
+
+def _reduce(unit: Node, tile: str, axis: int) -> str:
+    function = {"sum": "row_sum", "reduce-max": "row_max", "reduce-min": "row_min", "reduce-all": "row_min", "reduce-any": "row_max", "prod": "row_prod"}[unit.op]
+    if unit.op in ("reduce-max", "reduce-min") and not unit.type.is_float:
+        function += "_int"
+    if unit.op in ("reduce-all", "reduce-any"):
+        return f"{function}_int(({tile}).to(tl.int32), {axis})" if axis == 1 else f"{function}_int({tile}, {axis})"
+    return f"{function}({tile}, {axis})"
+
+
+def _combine(unit: Node) -> str:
+    kind = {"sum": "plus", "reduce-max": "maximum", "reduce-min": "minimum", "reduce-all": "minimum", "reduce-any": "maximum", "prod": "times"}[unit.op]
+    return kind if unit.type.is_float or kind in ("plus", "times") else kind + "_int"
+
+
+def _identity(unit: Node) -> str:
+    dtype = unit.type.dtype
+    if unit.op == "sum":
+        return "0.0" if unit.type.is_float else "0"
+    if unit.op == "prod":
+        return "1.0" if unit.type.is_float else "1"
+    if dtype == "bool":
+        return "1" if unit.op == "reduce-all" else "0"
+    low = unit.op == "reduce-max"
+    if unit.type.is_float:
+        return 'float("-inf")' if low else 'float("inf")'
+    bits = {"i32": 31, "i64": 63, "u8": 8, "u16": 16}[dtype]
+    if dtype.startswith("u"):
+        return "0" if low else str(2**bits - 1)
+    return str(-(2**bits)) if low else str(2**bits - 1)
+
+
+def _accumulator(unit: Node) -> str:
+    return "tl.int32" if unit.type.dtype == "bool" else TYPES[unit.type.dtype]
+
+
+def _store_type(unit: Node) -> str:
+    return {"bf16": "tl.bfloat16", "f16": "tl.float16", "bool": "tl.int8"}.get(unit.type.dtype, TYPES[unit.type.dtype])
+
+
+def _number(value: object) -> str:
+    """An attribute as source; None (an absent bound of clamp) stays."""
+    if value is None:
+        return "None"
+    return f'float("{value}")' if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))) else repr(value)
+
+
+def _literal_of(value: float, dtype: str) -> str:
+    if dtype == "bool":
+        return f"(tl.full((), {int(value)}, tl.int32) != 0)"
+    return f"tl.full((), {_number(value)}, {TYPES[dtype]})"
+
+
+def _literal(node: Node) -> str:
+    return _literal_of(node.attrs["value"], node.type.dtype)
+
+
+def _zero(node: Node) -> str:
+    return _literal_of(0.0 if node.type.is_float else 0, node.type.dtype)
+
+
+def _cast(old: str, new: str, name: str) -> str:
+    if new == old:
+        return name
+    if new == "bool":
+        return f"({name} != 0)"
+    if new in _NARROW:
+        return f"{_NARROW[new]}({name}.to(tl.float32))"
+    if old in ("f32", "f64", "bf16", "f16") and new in ("u8", "u16"):
+        return f"{name}.to(tl.int64).to({TYPES[new]})"
+    if TYPES[new] == TYPES[old]:
+        return name
+    return f"{name}.to({TYPES[new]})"
+
+
+__all__ = ["Blocks", "Emitted", "Emitter", "choose_blocks", "next_power", "prod"]

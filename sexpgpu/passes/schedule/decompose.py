@@ -1,0 +1,184 @@
+"""Composites as the pointwise ops and reductions they consist of, so that fusion sees through them.
+
+The results keep their meaning, not their last bit. What stays whole: contractions, attention, sorting, pooling and the
+other ops that a library call or a kernel of its own computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from math import prod
+
+from sexpgpu.ir import DTYPES, Node, Origins
+from sexpgpu.ops import build, constant
+from sexpgpu.ops.helpers import add, combine, div, expand_reduced, mul, spread, sub, total, where
+from sexpgpu.passes.rewrite import rebuild, rewrite
+
+#: views that move elements without computing; a cast commutes with them
+MOVES = ("reshape", "transpose", "slice", "squeeze", "expand-dims", "flip")
+
+
+def decompose(results: Mapping[str, Node], origins: Origins | None = None) -> dict[str, Node]:
+    """The graph without composites. Runs after gradients are expanded and precision is applied."""
+    return rewrite(results, _rule, origins)
+
+
+def _rule(node: Node, inputs: tuple[Node, ...]) -> Node | None:
+    rule = _RULES.get(node.op)
+    if rule is None:
+        return None
+    new = rebuild(node, inputs)
+    return rule(new) if rule else new
+
+
+def _axis(node: Node) -> tuple[int, ...]:
+    return (node.attrs["axis"],)
+
+
+def _extreme(x: Node, axes: tuple[int, ...]) -> Node:
+    return build("reduce-max", x, axis=axes, **{"keep-dims": True})
+
+
+def _softmax(node: Node) -> Node:
+    x, axes = node.inputs[0], _axis(node)
+    if not x.type.size:
+        return x
+    e = build("exp", sub(x, _extreme(x, axes)))
+    return div(e, total(e, axes, keep=True))
+
+
+def _softmax_grad(node: Node) -> Node:
+    y, ct = node.inputs
+    return mul(y, sub(ct, total(mul(ct, y), _axis(node), keep=True)))
+
+
+def _logsumexp_of(x: Node, axes: tuple[int, ...], keep: bool) -> Node:
+    """m + log Σ exp(x - m), m the maximum, or 0 where that is infinite."""
+    top = _extreme(x, axes)
+    shift = where(build("is-finite", top), top, 0.0)
+    found = add(shift, build("log", total(build("exp", sub(x, shift)), axes, keep=True)))
+    if keep:
+        return found
+    shape = tuple(s for a, s in enumerate(x.type.shape) if a not in axes)
+    return build("reshape", found, shape=shape)
+
+
+def _logsumexp(node: Node) -> Node:
+    return _logsumexp_of(node.inputs[0], _axis(node), node.attrs["keep-dims"])
+
+
+def _log_softmax(node: Node) -> Node:
+    return sub(node.inputs[0], _logsumexp_of(node.inputs[0], _axis(node), True))
+
+
+def _entropy(node: Node) -> Node:
+    logits, labels = node.inputs
+    last = logits.type.rank - 1
+    place = build("reshape", labels, shape=(*labels.type.shape, 1))
+    picked = build("reshape", build("take-along", logits, place, axis=last), shape=labels.type.shape)
+    return sub(_logsumexp_of(logits, (last,), False), picked)
+
+
+def _entropy_grad(node: Node) -> Node:
+    logits, labels, ct = node.inputs
+    last = logits.type.rank - 1
+    p = build("exp", sub(logits, _logsumexp_of(logits, (last,), True)))
+    hot = build("one-hot", labels, count=logits.type.shape[-1], dtype=logits.type.dtype)
+    return mul(sub(p, hot), build("reshape", ct, shape=(*ct.type.shape, 1)))
+
+
+def _mean_of(x: Node, axes: tuple[int, ...]) -> Node:
+    count = prod(x.type.shape[a] for a in axes)
+    return div(total(x, axes, keep=True), float(max(1, count)))
+
+
+def _mean(node: Node) -> Node:
+    x, axes = node.inputs[0], node.attrs["axis"]
+    if not axes:
+        return x
+    count = prod(x.type.shape[a] for a in axes)
+    return combine("/", total(x, axes, keep=node.attrs["keep-dims"]), float(count) if count else float("nan"))
+
+
+def _variance(node: Node) -> Node:
+    x, axes = node.inputs[0], node.attrs["axis"]
+    if not axes:
+        return sub(x, x)
+    centred = sub(x, _mean_of(x, axes))
+    count = prod(x.type.shape[a] for a in axes) - node.attrs["correction"]
+    return div(total(mul(centred, centred), axes, keep=node.attrs["keep-dims"]), float(count))
+
+
+def _normal_parts(x: Node, node: Node) -> tuple[Node, Node]:
+    """The centred x and its scale r."""
+    axes = node.attrs["axis"]
+    centred = sub(x, _mean_of(x, axes)) if node.attrs["center"] else x
+    return centred, build("rsqrt", add(_mean_of(mul(centred, centred), axes), node.attrs["eps"]))
+
+
+def _normalize(node: Node) -> Node:
+    if not node.attrs["axis"]:
+        return rebuild(node, node.inputs)
+    centred, scale = _normal_parts(node.inputs[0], node)
+    return mul(centred, scale)
+
+
+def _normalize_grad(node: Node) -> Node:
+    x, ct = node.inputs
+    axes = node.attrs["axis"]
+    if not axes:
+        return node
+    centred, scale = _normal_parts(x, node)
+    y = mul(centred, scale)
+    out = sub(ct, mul(y, _mean_of(mul(ct, y), axes)))
+    return mul(sub(out, _mean_of(ct, axes)) if node.attrs["center"] else out, scale)
+
+
+def _reduction(node: Node) -> Node | None:
+    """Axes neither all first nor all last: first the last run of them, then the others."""
+    x, axes = node.inputs[0], node.attrs["axis"]
+    real = [a for a in range(x.type.rank) if x.type.shape[a] != 1]
+    inside = [a in axes for a in real]
+    if not any(inside) or inside == sorted(inside) or inside == sorted(inside, reverse=True) or len(real) < 3:
+        return node
+    if not inside[-1]:
+        return node
+    first = len(inside) - 1
+    while inside[first]:
+        first -= 1
+    tail = tuple(a for a in real[first + 1 :])
+    partial = build(node.op, x, axis=tail, **{"keep-dims": True})
+    rest = build(node.op, partial, axis=tuple(a for a in axes if a not in tail), **{"keep-dims": True})
+    return rest if node.attrs["keep-dims"] else build("reshape", rest, shape=node.type.shape)
+
+
+def _cast(node: Node) -> Node:
+    """A cast to fewer bytes goes before the views of what it casts, so that the views share one narrow tensor."""
+    x = node.inputs[0]
+    if x.op not in MOVES or DTYPES[node.type.dtype] >= DTYPES[x.type.dtype]:
+        return node
+    return build(x.op, _cast(build("cast", x.inputs[0], dtype=node.type.dtype)), **x.attrs)
+
+
+
+
+_RULES: dict[str, Callable[[Node], Node | None]] = {
+    "softmax": _softmax,
+    "softmax-grad": _softmax_grad,
+    "log-softmax": _log_softmax,
+    "logsumexp": _logsumexp,
+    "softmax-cross-entropy": _entropy,
+    "softmax-cross-entropy-grad": _entropy_grad,
+    "mean": _mean,
+    "variance": _variance,
+    "normalize": _normalize,
+    "normalize-grad": _normalize_grad,
+    "sum": _reduction,
+    "reduce-max": _reduction,
+    "reduce-min": _reduction,
+    "reduce-all": _reduction,
+    "reduce-any": _reduction,
+    "prod": _reduction,
+    "cast": _cast,
+}
+__all__ = ["MOVES", "constant", "decompose", "expand_reduced", "spread"]

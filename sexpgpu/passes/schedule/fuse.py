@@ -1,0 +1,460 @@
+"""Fusion: which values share a kernel, which are kept in memory, and which are computed again where they are used.
+
+A *unit* is a value that a kernel must produce as such: every reduction, and every pointwise value or copy that a
+call, a result, or too many readers need. Every other pointwise value is computed inside its readers. Units join one kernel
+when they run over the same elements in the same order, when one reads the other only at the element it is at, and when no path
+leads from the kernel through another launch back into it. A greedy sweep in topological order, the most shared bytes first:
+what Inductor's scheduler does (Ansel et al., "PyTorch 2", ASPLOS 2024, section 5).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from math import prod
+
+from sexpgpu.ir import Node, postorder
+from sexpgpu.ops import table
+from sexpgpu.ops.leaves import BOUND
+from sexpgpu.passes.schedule.index import Expr, Index, Var, lift, offset, unravel
+from sexpgpu.passes.schedule.views import CHOOSING, PLAIN, VIEWS, aligned, picked, strided, through
+
+REDUCTIONS = frozenset({"sum", "reduce-max", "reduce-min", "reduce-all", "reduce-any", "prod"})
+#: pointwise by meaning, but computed by a call
+INLINE_WEIGHT = 240  # operations an element that may be repeated instead of read
+INLINE_NODES = 192  # nodes of one expression
+MAX_READS = 40
+PERSISTENT = 16384  # columns that one program holds at once
+ACCUMULATED = 8192  # columns over which a program keeps running sums
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A view of a kept tensor that a call takes: sizes, strides and start in elements."""
+
+    base: Node
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    start: int
+
+
+@dataclass(eq=False)
+class Call:
+    """An op that a library computes. `operands` in the op's order."""
+
+    node: Node
+    operands: tuple[Operand, ...]
+
+    @property
+    def reads(self) -> list[Node]:
+        return list(dict.fromkeys(o.base for o in self.operands))
+
+    @property
+    def stores(self) -> tuple[Node, ...]:
+        return (self.node,)
+
+
+@dataclass(eq=False)
+class Kernel:
+    """One fused kernel over rows x columns elements (`rows` 1: flat).
+
+    units: in topological order; stores: those that memory keeps; reads: kept tensors of other launches, and leaves.
+    """
+
+    rows: int
+    columns: int
+    units: tuple[Node, ...]
+    stores: tuple[Node, ...] = ()
+    reads: list[Node] = field(default_factory=list)
+    inline: frozenset[Node] = frozenset()
+
+
+Launch = Call | Kernel
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Launches in order; `aliases`: results that are leaves, so that nothing computes them."""
+
+    launches: tuple[Launch, ...]
+    results: Mapping[str, Node]
+    kept: frozenset[Node]
+
+
+class _Group:
+    def __init__(self, number: int, size: int):
+        self.number, self.size = number, size
+        self.rows: int | None = None
+        self.units: list[Node] = []
+        self.reads: dict[Node, int] = {}
+        self.ancestors = 0
+
+    @property
+    def columns(self) -> int:
+        return self.size // (self.rows or 1)
+
+
+def reduced_shape(unit: Node) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Of a reduction: axes kept and axes reduced, without those of size 1."""
+    x, axes = unit.inputs[0].type, unit.attrs["axis"]
+    kept = tuple(a for a in range(x.rank) if a not in axes and x.shape[a] != 1)
+    return kept, tuple(a for a in axes if x.shape[a] != 1)
+
+
+def form(unit: Node, point: bool) -> str:
+    """How a unit runs: `point`, or a reduction over the `row` (columns reduced), the `column` (rows reduced) or `total`."""
+    if point:
+        return "point"
+    kept, reduced = reduced_shape(unit)
+    if not kept:
+        return "total"
+    return "column" if max(reduced) < min(kept) else "row"
+
+
+def spans(unit: Node, point: bool) -> tuple[int | None, int]:
+    """(rows, elements) that a unit runs over; rows None: any."""
+    if point:
+        return None, unit.type.size
+    x = unit.inputs[0].type.shape
+    kept, reduced = reduced_shape(unit)
+    how, size = form(unit, False), prod(x)
+    if how == "total":
+        return None, size
+    return (prod(x[a] for a in kept) if how == "row" else prod(x[a] for a in reduced)), size
+
+
+def element(unit: Node, point: bool, rows: int, columns: int, r: Expr, c: Expr) -> tuple[Node, Index]:
+    """What a unit evaluates at row r and column c of a kernel, and the index there. A point of `rows` elements stands
+    once a row."""
+    if point:
+        place = r * columns + c if unit.type.size == rows * columns else r
+        return unit, unravel(place, unit.type.shape)
+    x = unit.inputs[0]
+    kept, reduced = reduced_shape(unit)
+    how = form(unit, False)
+    if how == "total":
+        return x, unravel(r * columns + c, x.type.shape)
+    outer, inner = (kept, reduced) if how == "row" else (reduced, kept)
+    index = [Expr()] * x.type.rank
+    for axes, place in ((outer, r), (inner, c)):
+        for axis, i in zip(axes, unravel(place, tuple(x.type.shape[a] for a in axes)), strict=True):
+            index[axis] = i
+    return x, tuple(index)
+
+
+class Fuser:
+    """One run of the pass over one graph; `results` may name the same node more than once."""
+
+    def __init__(self, results: Mapping[str, Node]):
+        self.results = results
+        self.order = postorder(results.values())
+        self.ops = table()
+        self.kinds = {n: self._kind(n) for n in self.order}
+        self.kept: set[Node] = set()
+        self.weights: dict[Node, tuple[int, int]] = {}
+        self.loads: dict[Node, dict[Node, int]] = {}
+        self._choose()
+
+    # --- which values are units ---
+
+    def _kind(self, node: Node) -> str:
+        if node.op in BOUND or node.op == "constant":
+            return "leaf" if node.op != "constant" else "constant"
+        if node.op in VIEWS:
+            return "view"
+        if node.op in REDUCTIONS and node.inputs[0].type.size and reduced_shape(node)[1]:
+            return "reduction"
+        if node.op in REDUCTIONS and node.inputs[0].type.size:
+            return "copy"
+        if self.ops[node.op].lowering.kind == "pointwise" or node.op == "iota":
+            return "point"
+        return "call"
+
+    def _consumers(self) -> dict[Node, list[Node | None]]:
+        """Value -> what reads it through views; None stands for a result."""
+        found: dict[Node, list[Node | None]] = {n: [] for n in self.order}
+        results = set(self.results.values())
+        for node in reversed(self.order):
+            own: list[Node | None] = list(found[node])
+            if node in results:
+                own.append(None)
+                found[node] = own
+            passed = own if self.kinds[node] == "view" else [node]
+            for operand in dict.fromkeys(node.inputs):
+                found[operand] += [c for c in passed if c not in found[operand]]
+        return found
+
+    def _choose(self) -> None:
+        consumers = self._consumers()
+        results = set(self.results.values())
+        calls = [n for n in self.order if self.kinds[n] == "call"]
+        for node in self.order:
+            if self.kinds[node] in ("reduction", "call"):
+                self.kept.add(node)
+            elif node in results and self.kinds[node] not in ("leaf",):
+                self.kept.add(node)
+        for call in calls:
+            for operand in call.inputs:
+                found = strided(operand, self.kept)
+                base = operand if found is None else found[0]
+                if self.kinds[base] not in ("leaf",):
+                    self.kept.add(base)
+        for node in self.order:
+            self._weigh(node)
+            if node in self.kept or self.kinds[node] not in ("point", "copy"):
+                continue
+            readers = consumers[node]
+            loaded = sum(self.loads[node].values())
+            flops, count = self.weights[node]
+            heavy = flops > INLINE_WEIGHT or count > INLINE_NODES
+            if heavy or (len(readers) > 1 and loaded > node.type.bytes):
+                self.kept.add(node)
+                self._weigh(node)
+
+    def _weigh(self, node: Node) -> None:
+        """Bytes that one evaluation of a value over its shape reads, and its operations an element."""
+        loads: dict[Node, int] = {}
+        flops, count = 1, 1
+        for operand in node.inputs:
+            if operand in self.kept or self.kinds[operand] == "leaf":
+                loads[operand] = min(operand.type.bytes, max(node.type.size, operand.type.size if self.kinds[node] == "reduction" else 0) * _width(operand))
+                continue
+            for base, size in self.loads[operand].items():
+                loads[base] = min(base.type.bytes, max(loads.get(base, 0), min(size, node.type.size * _width(base))))
+            more, nodes = self.weights[operand]
+            flops, count = flops + more, count + nodes
+        if self.kinds[node] == "point":
+            cost = self.ops[node.op].cost(node)[0]
+            flops += max(1, cost // max(1, node.type.size))
+        self.loads[node], self.weights[node] = loads, (flops, count)
+
+    # --- what a unit reads ---
+
+    def reads(self, node: Node, index: Index, first: bool = True, seen: set | None = None) -> Iterator[tuple[Node, Expr]]:
+        """(kept tensor or leaf, place) that the value of `node` at `index` depends on."""
+        seen = set() if seen is None else seen
+        if (node, index, first) in seen:
+            return
+        seen.add((node, index, first))
+        if not first and (node in self.kept or self.kinds[node] == "leaf"):
+            yield node, offset(index, node.type.shape)
+            return
+        for operand, at in self.operands(node, index):
+            yield from self.reads(operand, at, False, seen)
+
+    def operands(self, node: Node, index: Index) -> list[tuple[Node, Index]]:
+        """The operands of a value and the elements of them that its element at `index` needs."""
+        if self.kinds[node] == "leaf":
+            return [(node, index)] if node in self.kept else []
+        if node.op in PLAIN:
+            return [through(node, index)]
+        if node.op in CHOOSING:
+            return self._chosen(node, index)
+        if self.kinds[node] == "copy":
+            return [(node.inputs[0], unravel(offset(index, node.type.shape), node.inputs[0].type.shape))]
+        if node.op == "one-hot":
+            return [(node.inputs[0], index[:-1])]
+        return [(x, aligned(index, x.type.shape)) for x in node.inputs]
+
+    def _chosen(self, node: Node, index: Index) -> list[tuple[Node, Index]]:
+        if node.op == "pad":
+            return [(node.inputs[0], padded(node, index))]
+        if node.op == "concat":
+            return [(x, at) for x, at, _ in joined(node, index)]
+        x, at, places, where = picked(node, index, None)
+        return [(places, where), (x, at)]
+
+    # --- groups ---
+
+    def run(self) -> Schedule:
+        groups: list[_Group] = []
+        calls: dict[Node, Call] = {}
+        home: dict[Node, int] = {}  # kept node -> number of its launch
+        launches: list[_Group | Call] = []
+        ancestors: list[int] = []
+        touching: dict[Node, list[_Group]] = {}
+        for node in self.order:
+            if node not in self.kept:
+                continue
+            if self.kinds[node] == "call":
+                call = calls[node] = Call(node, tuple(self._operand(x) for x in node.inputs))
+                number = len(launches)
+                launches.append(call)
+                home[node] = number
+                ancestors.append(self._above(call.reads, home, ancestors))
+                continue
+            found = self._join(node, touching, home, ancestors)
+            if found is None:
+                rows, size = spans(node, self._point(node))
+                found = _Group(len(launches), size)
+                found.rows = rows
+                groups.append(found)
+                launches.append(found)
+                ancestors.append(0)
+            self._add(found, node, touching, home, ancestors)
+        return self._finish(launches, home)
+
+    def _point(self, node: Node) -> bool:
+        return self.kinds[node] != "reduction"
+
+    def _operand(self, x: Node) -> Operand:
+        found = strided(x, self.kept | {n for n in (x,) if self.kinds[n] == "leaf"})
+        assert found is not None, x
+        return Operand(found[0], x.type.shape, found[1], found[2])
+
+    def _above(self, reads: Iterable[Node], home: Mapping[Node, int], ancestors: list[int]) -> int:
+        mask = 0
+        for base in reads:
+            if base in home:
+                mask |= (1 << home[base]) | ancestors[home[base]]
+        return mask
+
+    def _unit_reads(self, node: Node, rows: int, columns: int) -> list[tuple[Node, Expr]]:
+        r, c = lift(Var("r", rows)), lift(Var("c", columns))
+        point = self._point(node)
+        body, index = element(node, point, rows, columns, r, c)
+        return list(self.reads(body, index, point))
+
+    def _shape_for(self, group: _Group, node: Node) -> tuple[int, int] | None:
+        """Rows and columns of the group once the unit is in it, or None."""
+        point = self._point(node)
+        rows, size = spans(node, point)
+        if point and group.rows is not None and size == group.rows and size != group.size:
+            return group.rows, group.columns
+        if size != group.size:
+            return None
+        if rows is None or group.rows is None or rows == group.rows:
+            fixed = group.rows if rows is None else rows
+            return (1, size) if fixed is None else (fixed, size // fixed)
+        return None
+
+    def _join(self, node: Node, touching: Mapping[Node, list[_Group]], home: Mapping[Node, int], ancestors: list[int]) -> _Group | None:
+        """The group that the unit shares the most bytes with, among those it may join."""
+        point = self._point(node)
+        rows, size = spans(node, point)
+        own = self._unit_reads(node, *((1, size) if rows is None else (rows, size // rows)))
+        bases = dict.fromkeys(base for base, _ in own)
+        candidates: dict[_Group, int] = {}
+        for base in bases:
+            for group in touching.get(base, ()):
+                candidates[group] = candidates.get(group, 0) + base.type.bytes
+        for group in sorted(candidates, key=lambda g: (-candidates[g], -g.number)):
+            if self._fits(group, node, bases, home, ancestors):
+                return group
+        return None
+
+    def _fits(self, group: _Group, node: Node, bases: Iterable[Node], home: Mapping[Node, int], ancestors: list[int]) -> bool:
+        shape = self._shape_for(group, node)
+        if shape is None:
+            return False
+        if len(group.reads.keys() | set(bases)) + len(group.units) >= MAX_READS:
+            return False
+        bit = 1 << group.number
+        for base in bases:
+            if base in home and home[base] != group.number and ancestors[home[base]] & bit:
+                return False
+        rows, columns = shape
+        forms = {form(u, self._point(u)) for u in (*group.units, node)}
+        if "row" in forms and columns > PERSISTENT and "column" in forms:
+            return False
+        if "row" in forms and "column" in forms and columns > ACCUMULATED:
+            return False
+        r, c = lift(Var("r", rows)), lift(Var("c", columns))
+        for base, place in self._unit_reads(node, rows, columns):
+            if base not in group.units:
+                continue
+            how = form(base, self._point(base))
+            if how in ("column", "total"):
+                return False
+            once_a_row = how == "row" or (base.type.size == rows and base.type.size != group.size)
+            if place != (r if once_a_row else r * columns + c):
+                return False
+        return True
+
+    def _add(self, group: _Group, node: Node, touching: dict[Node, list[_Group]], home: dict[Node, int], ancestors: list[int]) -> None:
+        shape = self._shape_for(group, node)
+        assert shape is not None
+        if shape[0] != 1 or spans(node, self._point(node))[0] is not None:
+            group.rows = shape[0]
+        group.units.append(node)
+        home[node] = group.number
+        bases = dict.fromkeys(base for base, _ in self._unit_reads(node, *shape))
+        outer = [b for b in bases if home.get(b) != group.number]
+        before = ancestors[group.number]
+        ancestors[group.number] |= self._above(outer, home, ancestors)
+        if ancestors[group.number] != before:
+            bit, mask = 1 << group.number, ancestors[group.number]
+            for number, above in enumerate(ancestors):
+                if above & bit:
+                    ancestors[number] |= mask
+        for base in (*bases, node):
+            group.reads.setdefault(base, base.type.bytes)
+            known = touching.setdefault(base, [])
+            if group not in known:
+                known.append(group)
+
+    def _finish(self, launches: list[_Group | Call], home: Mapping[Node, int]) -> Schedule:
+        reads = [l.reads if isinstance(l, Call) else [b for b in l.reads if home.get(b) != l.number] for l in launches]
+        outside: set[Node] = set(self.results.values())
+        for bases in reads:
+            outside |= {b for b in bases if b in home}
+        made: list[Launch] = []
+        for launch, bases in zip(launches, reads, strict=True):
+            if isinstance(launch, Call):
+                made.append(launch)
+                continue
+            stores = tuple(u for u in launch.units if u in outside)
+            made.append(Kernel(launch.rows or 1, launch.columns, tuple(launch.units), stores, list(bases), frozenset(self.kept)))
+        return Schedule(tuple(self._sorted(made, home)), self.results, frozenset(self.kept))
+
+    def _sorted(self, launches: list[Launch], home: Mapping[Node, int]) -> list[Launch]:
+        """Producers first; among those that may run, the one whose first value is the earliest."""
+        import heapq
+
+        needs = [{home[b] for b in l.reads if b in home} - {i} for i, l in enumerate(launches)]
+        users: list[list[int]] = [[] for _ in launches]
+        for i, above in enumerate(needs):
+            for j in above:
+                users[j].append(i)
+        left = [len(n) for n in needs]
+        place = {n: i for i, n in enumerate(self.order)}
+        rank = [place[l.node] if isinstance(l, Call) else max(place[u] for u in l.units) for l in launches]
+        ready = [(rank[i], i) for i, n in enumerate(left) if not n]
+        heapq.heapify(ready)
+        done: list[Launch] = []
+        while ready:
+            _, i = heapq.heappop(ready)
+            done.append(launches[i])
+            for j in users[i]:
+                left[j] -= 1
+                if not left[j]:
+                    heapq.heappush(ready, (rank[j], j))
+        assert len(done) == len(launches), "a cycle among launches"
+        return done
+
+
+def _width(node: Node) -> int:
+    return node.type.bytes // max(1, node.type.size)
+
+
+def padded(node: Node, index: Index) -> Index:
+    """The element of a padded operand, where there is one."""
+    a = node.attrs
+    return tuple(
+        (i + -before) // (interior + 1) for i, before, interior in zip(index, a["before"], a["interior"], strict=True)
+    )
+
+
+def joined(node: Node, index: Index) -> list[tuple[Node, Index, int]]:
+    """Of concat: each operand, the element of it, and the first place after it."""
+    axis, start, found = node.attrs["axis"], 0, []
+    for x in node.inputs:
+        at = tuple(i + -start if a == axis else i for a, i in enumerate(index))
+        start += x.type.shape[axis]
+        found.append((x, at, start))
+    return found
+
+
+def fuse(results: Mapping[str, Node]) -> Schedule:
+    """The launches of a decomposed graph."""
+    return Fuser(results).run()
