@@ -1,4 +1,5 @@
-"""Writes what the docs take from the code: docs/errors.md, docs/ops.md, docs/functions.md, the table of docs/environment.md.
+"""Writes what the docs take from the code: docs/errors.md, docs/ops.md, docs/functions.md, docs/stdlib.md, the table of
+docs/environment.md.
 
 `python docs/generate.py` writes; `python docs/generate.py --check` exits 1 and names what is not current.
 """
@@ -11,10 +12,14 @@ from pathlib import Path
 
 from sexpgpu.diagnostics.core import CATALOGUE
 from sexpgpu.experiment import layers
+from sexpgpu.forms import ListForm, Literal
 from sexpgpu.lisp.builtins import BUILTINS
 from sexpgpu.lisp.tensors import Query, natives, signature
 from sexpgpu.ops.definition import FAMILIES as OP_FAMILIES
+from sexpgpu.read.printer import print_form
+from sexpgpu.read.reader import read
 from sexpgpu.settings import VARIABLES
+from sexpgpu.source import Source
 
 DOCS = Path(__file__).resolve().parent
 BEGIN, END = "<!-- variables:begin (docs/generate.py) -->", "<!-- variables:end -->"
@@ -83,6 +88,49 @@ def functions() -> str:
     return "\n".join([*out, "Related: [ops](ops.md), [lisp](lisp.md).", ""])
 
 
+def stdlib() -> str:
+    """The reference of the library, a section a module, from the docstrings."""
+    out = ["# Library", "", "Written by `docs/generate.py` from the docstrings in `lisp-stdlib/`; change them there.", ""]
+    out += ['`(import "nn" "optim")` brings modules; `(import "nn" :as nn)` names theirs `nn/linear` and so on. A call of a layer also', ""]
+    out[-1] = "takes `:name` and `:share`. An optimizer is called with its settings alone: `(adamw :lr 1e-3)`."
+    for path in sorted((DOCS.parent / "lisp-stdlib").glob("*.lisp")):
+        text = path.read_text("utf-8")
+        out += ["", f"## {path.stem}", "", _cell(" ".join(_header(text))), "", "| call | kind | meaning |", "| --- | --- | --- |"]
+        for kind, call, doc in definitions(text, path.name):
+            out.append(f"| `{_cell(call)}` | {kind} | {_cell(doc)} |")
+    return "\n".join([*out, "", "Related: [ops](ops.md), [functions](functions.md), [lisp](lisp.md).", ""])
+
+
+#: form -> its word in the reference
+KINDS = {"defun": "function", "deflayer": "layer", "defoptimizer": "optimizer", "defmacro": "macro", "defparameter": "value"}
+
+
+def _header(text: str) -> list[str]:
+    """The comment that a file begins with."""
+    lines = text.splitlines()
+    end = next(i for i, line in enumerate(lines) if not line.startswith(";;;"))
+    return [line.lstrip("; ") for line in lines[:end]]
+
+
+def definitions(text: str, name: str) -> list[tuple[str, str, str]]:
+    """(kind, call, docstring) of each definition of a library file, in its order."""
+    found = []
+    for form in read(Source(name, text)):
+        head = form.head() if isinstance(form, ListForm) else None
+        if head not in KINDS:
+            continue
+        strings = [item.value for item in form.items[2:] if isinstance(item, Literal) and isinstance(item.value, str)]
+        parameters = form.items[2].items if head != "defparameter" else ()
+        slots = ""
+        if head == "defoptimizer":  # the first two are the run's to give
+            parameters = parameters[2:]
+            kept = [print_form(slot.items[0]) for slot in form.items[4].items]
+            slots = f" Slots: {', '.join(kept)}."
+        call = " ".join([form.items[1].name, *map(print_form, parameters)]).replace("()", "nil")
+        found.append((KINDS[head], call if head == "defparameter" else f"({call})", strings[0] + slots))
+    return found
+
+
 def _cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")
 
@@ -105,7 +153,7 @@ def environment(text: str) -> str:
 def pages() -> dict[Path, str]:
     """Each generated page and what it should hold."""
     page = DOCS / "environment.md"
-    return {DOCS / "errors.md": errors(), DOCS / "ops.md": ops(), DOCS / "functions.md": functions(), page: environment(page.read_text("utf-8"))}
+    return {DOCS / "errors.md": errors(), DOCS / "ops.md": ops(), DOCS / "functions.md": functions(), DOCS / "stdlib.md": stdlib(), page: environment(page.read_text("utf-8"))}
 
 
 def main(check: bool) -> int:

@@ -11,7 +11,7 @@
          (own (+ (matmul x input) (param "bias" [wide] :init start))))
     (if (null state) own (+ own (matmul state hidden)))))
 
-(defun gate (x number units)
+(defun gate-of (x number units)
   "The slice of gate `number`: [b gates·units] -> [b units]."
   (slice x :axis -1 :start (* number units) :stop (* (+ number 1) units)))
 
@@ -23,9 +23,9 @@
   "One step of long short-term memory (Hochreiter and Schmidhuber 1997; gates input, forget, cell, output):
 x [b in], state (list h c) of [b units] or nil -> (list h c)."
   (let* ((g (gate-input x (if (null state) nil (first state)) units 4))
-         (new (* (sigmoid (gate g 0 units)) (tanh (gate g 2 units))))
-         (c (if (null state) new (+ (* (sigmoid (gate g 1 units)) (second state)) new))))
-    (list (* (sigmoid (gate g 3 units)) (tanh c)) c)))
+         (new (* (sigmoid (gate-of g 0 units)) (tanh (gate-of g 2 units))))
+         (c (if (null state) new (+ (* (sigmoid (gate-of g 1 units)) (second state)) new))))
+    (list (* (sigmoid (gate-of g 3 units)) (tanh c)) c)))
 
 (deflayer gru-cell (x h units)
   "One step of a gated recurrent unit (Cho et al. 2014; gates reset, update, new; reset after the product, as torch):
@@ -37,11 +37,11 @@ x [b in], h [b units] or nil -> [b units]."
          (hidden-bias (param "hidden-bias" [units] :init start))
          (a (+ (matmul x input) (param "bias" [(* 3 units)] :init start)))
          (b (if (null h) nil (matmul h hidden)))
-         (sum-of (lambda (i) (if (null b) (gate a i units) (+ (gate a i units) (gate b i units)))))
+         (sum-of (lambda (i) (if (null b) (gate-of a i units) (+ (gate-of a i units) (gate-of b i units)))))
          (reset (sigmoid (sum-of 0)))
          (update (sigmoid (sum-of 1)))
-         (old (if (null b) hidden-bias (+ (gate b 2 units) hidden-bias)))
-         (new (tanh (+ (gate a 2 units) (* reset old)))))
+         (old (if (null b) hidden-bias (+ (gate-of b 2 units) hidden-bias)))
+         (new (tanh (+ (gate-of a 2 units) (* reset old)))))
     (if (null h) (* (- 1 update) new) (+ new (* update (- h new))))))
 
 (defun time-steps (x)

@@ -7,10 +7,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module, metadata
 from typing import Any
 
@@ -26,6 +25,7 @@ from sexpgpu.ir import Node, postorder
 from sexpgpu.ir.text import document, graph_hash
 from sexpgpu.lisp.values import show
 from sexpgpu.ops import table
+from sexpgpu.passes.attention import join_attention
 from sexpgpu.passes.expand import expand_gradients
 from sexpgpu.passes.precision import apply_precision
 from sexpgpu.passes.simplify import simplify
@@ -51,20 +51,26 @@ class Stages:
     whole: Callable[[bool], dict[str, Node]]  # logged -> the step of an uncut batch
     micro: Callable[[bool], dict[str, Node]]
     update: Callable[..., dict[str, Node]]  # divided (by the sum of counts) -> from gradients to new parameters
-    evaluation: Callable[[str, int], tuple[tuple[Entry, ...], dict[str, Node]]]  # (eval, samples) -> its metrics
+    evaluation: Callable[[str, Any], tuple[tuple[Entry, ...], dict[str, Node]]]  # (eval, samples or capacity) -> its metrics
+    at: Callable[[tuple[int, int, int]], Stages]  # the same of a packed batch of another capacity
 
 
-def stages(loaded: Loaded, run: Run) -> Stages:
+def stages(loaded: Loaded, run: Run, device: str = "cpu") -> Stages:
     """Traces the run at its micro-batch and says how each graph is made from it."""
     traced = trace_run(loaded.ev, run, run.data.batch // run.accumulate)
     evals = {e.name: e for e in run.evals}
 
     def lower(results: dict[str, Node]) -> dict[str, Node]:
         expanded = expand_gradients(results, traced.origins)
+        if device == "cuda":
+            expanded = join_attention(expanded, traced.origins)
         return simplify(apply_precision(expanded, run.precision, traced.origins), traced.origins)
 
-    def evaluation(name: str, samples: int) -> tuple[tuple[Entry, ...], dict[str, Node]]:
-        entries = trace_eval(loaded.ev, evals[name], traced, samples)
+    def evaluation(name: str, size: Any) -> tuple[tuple[Entry, ...], dict[str, Node]]:
+        chosen = evals[name]
+        if isinstance(size, tuple):
+            chosen = replace(chosen, data=replace(chosen.data, capacities=(size,)))
+        entries = trace_eval(loaded.ev, chosen, traced, chosen.data.batch if isinstance(size, tuple) else size)
         return entries, lower(entry_results(entries))
 
     return Stages(
@@ -74,6 +80,7 @@ def stages(loaded: Loaded, run: Run) -> Stages:
         lambda logged: lower(micro_step(traced, logged)),
         lambda divided=True: lower(update_step(traced, divided)),
         evaluation,
+        lambda capacity: stages(loaded, replace(run, data=replace(run.data, capacities=(capacity,))), device),
     )
 
 
@@ -86,7 +93,7 @@ def step_graphs(staged: Stages) -> Any:
         expanded = expand_gradients(chosen, traced.origins)
         return simplify(apply_precision(expanded, run.precision, traced.origins), traced.origins)
 
-    graphs = getattr(import_module("sexpgpu.backends.interpreter.replay"), "StepGraphs")  # brings torch
+    graphs = import_module("sexpgpu.backends.interpreter.replay").StepGraphs  # brings torch
     if run.accumulate == 1:
         return graphs(traced, whole=placed(whole_step(traced, logged=False)))
     return graphs(traced, micro=placed(micro_step(traced, logged=False), "gradient/"), update=placed(update_step(traced, divided=True)))

@@ -160,13 +160,13 @@ VARIABLES: tuple[Variable, ...] = (
     Variable(
         "FLASHCART_TP_SCATTER_KERNEL", "scatter", "`csr` sums edges by receiver, `edge` adds them atomically", "csr"
     ),
-    Variable("FLASHCART_TP_CSR_GROUP_BUDGET", "positive", "output components of one forward launch of `csr`", 100),
+    Variable("FLASHCART_TP_CSR_GROUP_BUDGET", "natural", "output components of one forward launch of `csr`", 100),
     Variable(
-        "FLASHCART_TP_BWD_GROUP_BUDGET", "positive", "output components of one launch of the first derivative", 100
+        "FLASHCART_TP_BWD_GROUP_BUDGET", "natural", "output components of one launch of the first derivative", 100
     ),
     Variable(
         "FLASHCART_TP_DBWD_GROUP_BUDGET",
-        "positive",
+        "natural",
         "output components of one fused launch of the second derivative",
         None,
         default_text="half the smaller of the two above",
@@ -196,6 +196,12 @@ VARIABLES: tuple[Variable, ...] = (
         default_text="chosen",
     ),
     Variable("FLASHCART_TP_PEAK_AWARE_GROUPS", "boolean", "lets budgets grow to the largest active rank", True),
+    Variable("FLASHCART_LAMMPS_VALIDATE", "boolean", "in LAMMPS: checks every call, not the first alone", False),
+    Variable("FLASHCART_LAMMPS_DEBUG", "boolean", "in LAMMPS: logs counts and ranges, and checks every call", False),
+    Variable("FLASHCART_LAMMPS_MEMORY_DEBUG", "boolean", "in LAMMPS: prints device memory at each stage", False),
+    Variable("FLASHCART_LAMMPS_EMPTY_CACHE", "boolean", "in LAMMPS: gives cached device memory back after calls", False),
+    Variable("FLASHCART_LAMMPS_EMPTY_CACHE_EVERY", "count", "after every how many calls; what is no count is 1", 1),
+    Variable("FLASHCART_LAMMPS_CPU", "boolean", "in LAMMPS: refuses arrays of a device that was not asked for", False),
     Variable(
         "PYTORCH_CUDA_ALLOC_CONF", "text", "torch's allocator", None, default_text="expandable_segments:True, set by us"
     ),
@@ -394,6 +400,7 @@ KINDS: Mapping[str, Callable[[str], Any]] = MappingProxyType(
         "explain": _choice("kernels"),
         "scatter": _choice("csr", "edge"),
         "split": _choice("fused", "full"),
+        "count": lambda text: max(1, int(text)) if DIGITS.match(text) else 1,
         "boolean": lambda text: text.lower() in ("1", "true", "yes", "t"),
     }
 )

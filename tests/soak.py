@@ -4,7 +4,9 @@ For every k in 1..59 of a 60-step run: stop at k with `--steps k`, resume, compa
 metrics with those of the run without a stop; so for char_lm.lisp too, whose variant tiny has dropout 0.1. Then SIGTERMs and kill -9 at random moments, three in four of them between the first step
 and the last, which the status file shows. Shuffling and clipping are on; the model is wide, so that steps take time.
 
-    python tests/soak.py [--every 1] [--signals 10] [--seed 0] [--only steps|char-lm|signals]
+    python tests/soak.py [--every 1] [--signals 10] [--seed 0] [--only steps|char-lm|signals|kills]
+
+Kill points in a folder and in a bucket are in `kills.py`, which `--only kills` runs too.
 """
 
 from __future__ import annotations
@@ -20,6 +22,8 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+
+from kills import both
 
 HERE = Path(__file__).parent
 STEPS = 60
@@ -141,7 +145,7 @@ def main() -> int:
     parser.add_argument("--every", type=int, default=1)
     parser.add_argument("--signals", type=int, default=10)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", choices=("steps", "char-lm", "signals"))
+    parser.add_argument("--only", choices=("steps", "char-lm", "signals", "kills"))
     options = parser.parse_args()
     random.seed(options.seed)
     failures = 0
@@ -152,6 +156,8 @@ def main() -> int:
             failures += every_step(language_model(Path(folder) / "c"), "char-lm", options.every)
         if options.only in (None, "signals"):
             failures += signals(program(Path(folder) / "s"), options.signals)
+        if options.only in (None, "kills"):
+            failures += both(Path(folder) / "k", 50, 20)
     print(json.dumps({"failures": failures}))
     return 1 if failures else 0
 

@@ -23,12 +23,21 @@ NEEDED = frozenset(PACKAGES) - {"triton"}
 
 
 @click.command()
+@click.argument("file", required=False)
+@click.option("--resume", "checkpoint", metavar="CHECKPOINT", help="Of FILE: the folder of the weights to check; without it, the initial ones.")
+@click.option("--set", "sets", metavar="NAME=VALUE", multiple=True, help="Of FILE: a knob's value; may be repeated.")
+@click.option("--variant", metavar="NAME", help="Of FILE: knob values of a defvariant.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")
 @click.option("--probe-data", metavar="LOCATION", help="Read the first bytes of a source, as the data role.")
 @click.option("--probe-checkpoints", metavar="LOCATION", help="Write, read and remove an object there, as the checkpoint role.")
-def command(as_json: bool, probe_data: str | None, probe_checkpoints: str | None) -> int:
-    """Show versions, settings and where each came from."""
+def command(
+    file: str | None, checkpoint: str | None, sets: tuple[str, ...], variant: str | None, as_json: bool,
+    probe_data: str | None, probe_checkpoints: str | None,
+) -> int:  # fmt: skip
+    """Show versions, settings and where each came from; of a FILE with an interatomic potential, whether it obeys its laws."""
     settings = read(os.environ)
+    if file is not None:
+        return laws(settings, file, checkpoint, sets, variant, as_json)
     found = [*settings.problems, *not_yet(settings), *settings.warnings, *_absent()]
     said, failed = probes(settings, {"data": probe_data, "checkpoints": probe_checkpoints})
     found += failed
@@ -37,6 +46,20 @@ def command(as_json: bool, probe_data: str | None, probe_checkpoints: str | None
     else:
         output.show("\n".join(lines(settings, found, said)))
     return 1 if found else 0
+
+
+def laws(settings: Settings, file: str, checkpoint: str | None, sets: tuple[str, ...], variant: str | None, as_json: bool) -> int:
+    """Symmetries and derivatives of the file's potential on random structures; its data is not opened."""
+    threads.prepare(os.environ, 0, None)
+    potential = import_module("sexpgpu.potential")
+    found = potential.check(lambda precision: potential.Potential(file, checkpoint, sets=sets, variant=variant, precision=precision))
+    if as_json:
+        output.show_json({"laws": [{"law": f.law, "deviation": f.deviation, "bound": f.bound, "holds": f.holds} for f in found]})
+    else:
+        rows = [(f.law, f"{f.deviation:.1e}", f"below {f.bound:.0e}", "" if f.holds else "broken") for f in found]
+        held = sum(f.holds for f in found)
+        output.show("\n".join([f"{file}: {held} of {len(found)} laws hold", *output.table(rows)]))
+    return 0 if all(f.holds for f in found) else 1
 
 
 def probes(settings: Settings, locations: dict[str, str | None]) -> tuple[list[str], list[Diagnostic]]:

@@ -15,7 +15,7 @@ from sexpgpu.cli import output
 from sexpgpu.cli.run import selection
 from sexpgpu.diagnostics import SexpErrors, entry, fail, printable, suggestion
 from sexpgpu.diagnostics.core import CATALOGUE
-from sexpgpu.experiment.model import Eval, Knob, Run
+from sexpgpu.experiment.model import Batches, Eval, Knob, Run
 from sexpgpu.experiment.report import ParameterRow, Report, RunReport
 from sexpgpu.read.printer import print_value
 from sexpgpu.settings import Settings, load, not_yet
@@ -119,7 +119,7 @@ def _run(run: Run, traced: RunReport) -> list[str]:
     states = [p for p in traced.parameters if p.state]
     facts = [
         ("steps", str(run.steps)),
-        ("data", f"{run.data.source.name}{_split(run.data.split)}, batch {run.data.batch}" + _cut(run.accumulate)),
+        ("data", _data(run.data) + _cut(run.accumulate)),
         ("seed", str(run.seed)),
         ("precision", run.precision),
         ("loss", run.loss.name),
@@ -130,11 +130,27 @@ def _run(run: Run, traced: RunReport) -> list[str]:
     ]
     if run.clip_norm is not None:
         facts.append(("clip norm", str(run.clip_norm)))
+    if run.ema is not None:
+        facts.append(("averages", f"decay {run.ema:g}"))
+    if run.frozen:
+        facts.append(("frozen", ", ".join(run.frozen)))
+    if run.keep_best is not None:
+        best = run.keep_best
+        facts.append(("keeps best", f"{best.eval} {best.metric}, the {'largest' if best.largest else 'least'}"))
+    if run.init is not None:
+        rules = "".join(f", {new} from {old}" for new, old in run.init.renames)
+        facts.append(("starts from", printable(run.init.path + rules)))
     if traced.taps:
         facts.append(("taps", ", ".join(traced.taps)))
     out = _section(f"run {run.name}", output.table(facts))
     out += _section(f"parameters of {run.name}: {sum(p.count for p in trained):,} values", _tensors(trained))
     return out + (_section(f"states of {run.name}", _tensors(states)) if states else [])
+
+
+def _data(data: Batches) -> str:
+    """The source and how it is cut into samples."""
+    windows = "" if data.context is None else f", windows of {data.context} tokens, {data.stride} from one to the next"
+    return f"{data.source.name}{_split(data.split)}{windows}, batch {data.batch}"
 
 
 def _split(split: str | None) -> str:
@@ -155,8 +171,7 @@ def _eval(e: Eval) -> list[str]:
     facts = [
         (
             "data",
-            f"{e.data.source.name}{_split(e.data.split)}, batch {e.data.batch}"
-            + (f", at most {e.data.limit} batches" if e.data.limit else ""),
+            _data(e.data) + (f", at most {e.data.limit} batches" if e.data.limit else ""),
         ),
         ("every", f"{e.every} steps" if e.every else "never"),
         ("metrics", ", ".join(m.name for m in e.metrics)),

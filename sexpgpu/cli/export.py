@@ -11,12 +11,15 @@ import click
 
 from sexpgpu.cli import output, threads
 from sexpgpu.diagnostics import fail, printable
+from sexpgpu.settings import load
 
 #: what an export calls -> where it is; `export` brings torch
 STAGES = {
     "at path": "sexpgpu.run.checkpoints.find:at_path",
     "whole": "sexpgpu.run.checkpoints.find:whole",
-    "resolve": "sexpgpu.run.storage:resolve",
+    "absolute": "sexpgpu.run.checkpoints.find:absolute",
+    "grant": "sexpgpu.run.storage:grant",
+    "open storage": "sexpgpu.run.storage:open_storage",
     "export": "sexpgpu.run.checkpoints.export:export",
 }
 
@@ -34,6 +37,7 @@ def stage(name: str) -> Any:
 @click.option("--weights", type=click.Choice(["raw", "ema"]), default="raw", help="ema: the averaged weights (:ema).")
 def command(checkpoint: str, out: str, force: bool, weights: str) -> int:
     """Write the parameters and states of CHECKPOINT, a folder step-N, to a safetensors file."""
+    stage("grant")(load(os.environ))
     found = named(checkpoint, out)
     if found.manifest.health != "healthy":
         output.report([f"{found.folder} is suspect: not every number in it is finite"])
@@ -46,8 +50,8 @@ def command(checkpoint: str, out: str, force: bool, weights: str) -> int:
 
 def named(checkpoint: str, out: str) -> Any:
     """The checkpoint of that path, its files verified. A location is refused with its newest checkpoint named."""
-    path = stage("resolve")(checkpoint, os.getcwd())
-    if not (path / "manifest.json").exists():
+    path = stage("absolute")(checkpoint, os.getcwd())
+    if stage("open storage")(path, "checkpoint").head("manifest.json") is None:
         if checkpoint == "latest":
             fail("E-CKPT-001", "`export` takes the folder of one checkpoint, and `latest` says not of which run",
                  help=f"sexpgpu export PATH/step-100 {out}")  # fmt: skip

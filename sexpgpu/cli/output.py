@@ -32,7 +32,7 @@ def show(text: str) -> None:
 
 def show_json(value: Any) -> None:
     """One JSON document on stdout."""
-    show(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))
+    show(json.dumps(value, indent=2, allow_nan=False))
 
 
 def say(text: str) -> None:
@@ -52,6 +52,8 @@ def report(diagnostics: Iterable[Diagnostic | str]) -> None:
 
 
 def _write(stream: Any, text: str) -> None:
+    """Whatever a caller forgot to escape is escaped here: a terminal sees no control or bidirectional character of a user's."""
+    text = "\n".join(map(printable, text.split("\n")))
     encoding = stream.encoding or "utf-8"
     stream.write(text.encode(encoding, "backslashreplace").decode(encoding) + "\n")
     stream.flush()

@@ -32,6 +32,7 @@ STAGES = {
     "plan": "sexpgpu.run.options:RunPlan",
     "bound": "sexpgpu.run.data.dataset:FieldBound",
     "service": "sexpgpu.run.metrics.target:service_of",
+    "measured": "sexpgpu.run.measure:measured",
     "status": "sexpgpu.run.status:StatusFile",
     "failed": "sexpgpu.run.status:failed_event",
     "execute": "sexpgpu.run.session:execute",
@@ -125,7 +126,7 @@ def _compile_and_execute(arguments: Arguments, signals: Any, status: Any) -> int
         selection(settings, arguments.variant, arguments.sets, arguments.steps, arguments.eval_every),
     )
     output.report(loaded.experiment.warnings)
-    run = compiler.choose_run(loaded.experiment, arguments.run)
+    run = stage("measured")(compiler.choose_run(loaded.experiment, arguments.run), output.say)
     traced = compiler.train_graph(loaded, run)
     compiler.check_evals(loaded, run, traced)
     output.report(traced.warnings)

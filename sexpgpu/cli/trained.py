@@ -24,6 +24,7 @@ STAGES = {
     "grant": "sexpgpu.run.storage:grant",
     "evaluations": "sexpgpu.run.trained:evaluations",
     "restore": "sexpgpu.run.trained:restore",
+    "measured": "sexpgpu.run.measure:measured",
 }
 
 
@@ -68,6 +69,8 @@ def choose(
     loaded = compiler.load(file, selection(settings, variant, sets))
     output.report(loaded.experiment.warnings)
     chosen = compiler.choose_run(loaded.experiment, run)
+    if what == "eval":  # the others open no data
+        chosen = stage("measured")(chosen, output.say)
     found = checkpoint(what, settings, file, chosen.name)
     traced = compiler.train_graph(loaded, chosen)
     compiler.check_evals(loaded, chosen, traced)

@@ -14,7 +14,7 @@ MAX_LINE = 160  # columns of a quoted source line
 
 
 def printable(text: str) -> str:
-    """`text` with control, format (bidirectional) and surrogate characters as escapes; tabs become a blank."""
+    """`text` with control, format (bidirectional) and surrogate characters and odd blanks as escapes; tabs become a blank."""
     if text.isascii() and text.isprintable():
         return text
     return "".join(_character(c) for c in text)
@@ -23,7 +23,7 @@ def printable(text: str) -> str:
 def _character(c: str) -> str:
     if c == "\t":
         return " "
-    if unicodedata.category(c) in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"):
+    if c != " " and unicodedata.category(c) in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp", "Zs"):
         return c.encode("unicode_escape").decode("ascii")
     return c
 
@@ -58,18 +58,18 @@ def _columns(text: str) -> int:
 def render(d: Diagnostic) -> str:
     """The message as several lines of plain text, with no newline at its end."""
     known = entry(d.code)
-    title = f" {known.title}" if known else ""
-    lines = [f"{d.severity}[{d.code}]{title}: {_text(d.message)}"]
+    title = f" {known.title}:" if known and known.title.lower() not in d.message.lower() else ""
+    lines = [f"{d.severity}[{d.code}]{title} {_text(d.message)}"]
     if d.span is not None:
         lines.append(f"  --> {printable(d.span.place)}")
         lines += ["  " + part for part in _quote(d.span, d.label, "^")]
+    lines += [f"  {_text(note)}" for note in d.notes]
     for related in d.related:
         if related.span is None:
             lines.append(f"  note: {_text(related.label)}")
             continue
         lines.append(f"  note: {_text(related.label)}: {printable(related.span.place)}")
         lines += ["  " + part for part in _quote(related.span, "", "-")] if related.quoted else []
-    lines += [f"  {_text(note)}" for note in d.notes]
     lines += [f"  help: {_text(text)}" for text in d.help]
     if known:
         lines.append(f"  more: sexpgpu explain {d.code}")

@@ -62,7 +62,7 @@ def defdata(ev: Any, form: ListForm, env: Any, folder: str) -> DataSource:
     if len(source.items) < 2 or isinstance(source.items[1], Keyword):
         raise ev.error("E-EVAL-104", f"`{name}` needs the location of its file first: ({name} \"file\" …)", source)
     location = ev.eval(source.items[1], env)
-    if not isinstance(location, str) or not location:
+    if not isinstance(location, str) or not location or "\0" in location:
         raise ev.error("E-EVAL-103", f"`{name}`: the location must be a string", source.items[1])
     given = parse_keys(ev, name, source, source.items[2:], FORMATS[name], env)
     keys = parse_keys(ev, "defdata", form, items[3:], DATA_KEYS, env)

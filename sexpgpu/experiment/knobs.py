@@ -87,7 +87,8 @@ def _declared(ev: Any, form: ListForm) -> Declared:
         raise ev.error("E-EVAL-104", 'a knob is (defknob name default "doc" :min … :max … :one-of (…))', form)
     name = items[1].name
     if not NAME.match(name):
-        raise ev.error("E-KNOB-008", f"`{name}` cannot name a knob: use letters, digits and . _ + -", items[1], help="names with / are reserved for overrides")
+        raise ev.error("E-KNOB-008", f"`{name}` cannot name a knob: use letters, digits and . _ + -", items[1],
+                       help=f"for example {re.sub(r'[^A-Za-z0-9._+-]+', '-', name)[:40]}; names with / are reserved for overrides")
     rest = items[3:]
     doc = ""
     if rest and isinstance(rest[0], Literal) and isinstance(rest[0].value, str):
@@ -122,7 +123,7 @@ def parse_sets(sets: list[str]) -> dict[str, str]:
         if not equals or not name:
             fail("E-KNOB-007", f"--set {text}: expected name=value", help="for example --set lr=1e-3")
         if name in parsed:
-            fail("E-KNOB-006", f"--set {name}=… is given twice")
+            fail("E-KNOB-006", f"--set {name}=… is given twice", help=f"keep one of --set {name}={parsed[name]} and --set {name}={value}")
         parsed[name] = value
     return parsed
 
@@ -192,7 +193,7 @@ def _variant_values(ev: Any, variants: dict[str, Variant], chosen: str | None, e
         if variant is None:
             raise ev.error("E-KNOB-005", f"variant `{chain[-1].name}` extends `{name}`, which is not defined", chain[-1].form, help=suggestion(name, variants, "variants"))
         if variant in chain:
-            raise ev.error("E-KNOB-009", f"variant `{name}` extends itself: " + " -> ".join([*(v.name for v in chain), name]), variant.form)
+            raise ev.error("E-KNOB-009", f"variant `{name}` extends itself: " + " -> ".join([*(v.name for v in chain), name]), variant.form, help="take the :extends out of one of them")
         chain.append(variant)
         name = variant.extends
     values: dict[str, tuple[Any, Form]] = {}
@@ -237,7 +238,7 @@ def _from_text(declared: Declared, default: Any, text: str) -> Any:
     try:
         form = read_datum(text, f"--set {declared.name}")
     except SexpError as e:
-        fail("E-KNOB-007", f"--set {declared.name}={text}: the value is not one datum", None, notes=[e.diagnostic.message])
+        fail("E-KNOB-007", f"--set {declared.name}={text}: the value is not one datum", None, notes=[e.diagnostic.message], help="write one number, name, string or list, quoted for the shell: --set 'widths=[64 32]'")
     return _fits(declared, default, datum(None, form, None), form.span)
 
 
@@ -261,7 +262,8 @@ def _fits(declared: Declared, default: Any, value: Any, span: Any) -> Any:
     else:
         ok, wanted = True, ""
     if not ok:
-        fail("E-KNOB-003", f"knob `{declared.name}` is {wanted}, and {_text(value)} is not", span, related=[Related(declared.form.span, "defined here")])
+        fail("E-KNOB-003", f"knob `{declared.name}` is {wanted}, and {_text(value)} is not", span, related=[Related(declared.form.span, "defined here")],
+             help=f"its default is {_text(default)}: the kind of a knob is that of its default")
     return value
 
 
@@ -275,9 +277,9 @@ def _check_bounds(knob: Knob, at: Any) -> None:
     if (knob.minimum is not None or knob.maximum is not None) and not isinstance(knob.value, int | float | Fraction):
         fail("E-KNOB-003", f"knob `{knob.name}` is {_text(knob.value)}; :min and :max go with numbers only", knob.span)
     if knob.minimum is not None and not knob.value >= knob.minimum:
-        fail("E-KNOB-002", f"knob `{knob.name}` is {_text(knob.value)}{how}, and its :min is {_text(knob.minimum)}", at, related=related)
+        fail("E-KNOB-002", f"knob `{knob.name}` is {_text(knob.value)}{how}, and its :min is {_text(knob.minimum)}", at, related=related, help=f"take {_text(knob.minimum)} or more, or change the :min")
     if knob.maximum is not None and not knob.value <= knob.maximum:
-        fail("E-KNOB-002", f"knob `{knob.name}` is {_text(knob.value)}{how}, and its :max is {_text(knob.maximum)}", at, related=related)
+        fail("E-KNOB-002", f"knob `{knob.name}` is {_text(knob.value)}{how}, and its :max is {_text(knob.maximum)}", at, related=related, help=f"take {_text(knob.maximum)} or less, or change the :max")
     if knob.one_of is not None and knob.value not in knob.one_of:
         known = [_text(v) for v in knob.one_of]
         fail(

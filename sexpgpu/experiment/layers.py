@@ -8,9 +8,10 @@ from math import isfinite
 from typing import Any
 
 from sexpgpu.diagnostics import problem, suggestion
-from sexpgpu.experiment.trace import TAP_NAME, Trace, text
+from sexpgpu.experiment.trace import NAME, TAP_NAME, Trace, text
 from sexpgpu.forms import ListForm, Literal, Symbol
 from sexpgpu.ir import DTYPES
+from sexpgpu.lisp.parameters import check_keys
 from sexpgpu.lisp.tensors import NODE_UNITS, origin, real
 from sexpgpu.lisp.values import Callable, Tensor, knobs_of, show, truthy
 from sexpgpu.ops import build
@@ -37,6 +38,7 @@ class InitialFunction(Callable):
 
     def __init__(self, name: str):
         self.name = name
+        self.signature = "&key " + " ".join(INITIALS[name]) if INITIALS[name] else ""
         self.doc = f"The initial value `{name}`" + ("".join(f" :{k} {v:g}" for k, v in INITIALS[name].items())) + "."
 
     def call(self, ev: Any, args: list[Any], kwargs: dict[str, Any], span: Span | None) -> Initial:
@@ -78,10 +80,13 @@ class LayerFunction(Callable):
         self.doc = getattr(closure, "doc", "")
         self.span = getattr(closure, "span", None)
         self.parameters = closure.parameters
+        self.signature = closure.signature
 
     def call(self, ev: Any, args: list[Any], kwargs: dict[str, Any], span: Span | None) -> Any:
         trace = tracing(ev, f"the layer `{self.name}`", span)
         kwargs = dict(kwargs)
+        if not self.closure.parameters.rest:
+            check_keys(self, kwargs, (*(key for key, _ in self.closure.parameters.keys), "name", "share"))
         name, share = kwargs.pop("name", None), kwargs.pop("share", False)
         with trace.layer(self.name, name if name != () else None, truthy(share), span):
             return ev.call(self.closure, args, kwargs, span)
@@ -102,12 +107,15 @@ def sizes_of(value: Any, what: str, span: Span | None) -> tuple[int, ...]:
         if not isinstance(size, int) or isinstance(size, bool) or size < 0:
             knobs = ", ".join(sorted(knobs_of(size)))
             shown = show(size, 40)
-            raise problem("E-SHAPE-013", f"{what}: {shown} is no size of an axis" + (f" (from knob {knobs})" if knobs else ""), span)
+            raise problem("E-SHAPE-013", f"{what}: {shown} is no size of an axis" + (f" (from knob {knobs})" if knobs else ""), span,
+                          help=f"choose another value of {knobs}, or round the size: (floor a b)" if knobs else "a size is a whole number of 0 or more")
     return tuple(int(s) for s in sizes)
 
 
 class Declare(Callable):
     """`(param name shape :init i :dtype f32)` and `(state …)`."""
+
+    signature = "name shape &key init dtype"
 
     def __init__(self, kind: str, doc: str):
         self.name, self.doc = kind, doc
@@ -143,6 +151,7 @@ class Declare(Callable):
 
 
 class SetState(Callable):
+    signature = "name tensor"
     name, doc = "set-state!", "The value a state of the current path has after this step."
 
     def call(self, ev: Any, args: list[Any], kwargs: dict[str, Any], span: Span | None) -> Any:
@@ -165,6 +174,7 @@ class SetState(Callable):
 
 
 class Tap(Callable):
+    signature = "name scalar"
     name, doc = "tap", "A diagnostic at the current path; returns its value."
 
     def call(self, ev: Any, args: list[Any], kwargs: dict[str, Any], span: Span | None) -> Any:
@@ -187,6 +197,7 @@ class Training(Callable):
 
 
 class Variable(Callable):
+    signature = "tensor"
     name, doc = "variable", "A copy of a tensor to differentiate by; never joined with an equal one."
 
     def __init__(self) -> None:
@@ -223,6 +234,7 @@ class Draw(Callable):
     def __init__(self, inner: Any):
         self.inner, self.name, self.doc = inner, inner.op.name, inner.op.doc
         self.visible = [p for p in inner.op.attributes if p.name not in ("path", "number")]
+        self.signature = " ".join([*inner.op.operands, *(["&key"] if self.visible else []), *(p.name for p in self.visible)])
 
     def call(self, ev: Any, args: list[Any], kwargs: dict[str, Any], span: Span | None) -> Tensor:
         trace = tracing(ev, f"`{self.name}`", span)
@@ -239,6 +251,8 @@ def deflayer(ev: Any, form: ListForm, env: Any) -> Any:
     items = form.items
     if len(items) < 4 or not isinstance(items[1], Symbol) or not isinstance(items[2], ListForm):
         raise ev.error("E-EVAL-104", "a layer is (deflayer name (parameters) body)", form)
+    if not NAME.match(items[1].name):
+        raise ev.error("E-EVAL-104", "a layer's name is part of model paths: letters, digits and . _ + -", items[1])
     closure = ev.make_closure(items[1].name, items[2], items[3:], env, form.span)
     if isinstance(items[3], Literal) and isinstance(items[3].value, str) and not getattr(closure, "doc", ""):
         closure.doc = items[3].value

@@ -204,6 +204,7 @@ class Run:
     keep_best: KeepBest | None = None
     init: Init | None = None  # weights to start from
     span: Span | None = None
+    statistics: dict[str, Any] = field(default_factory=dict)  # source/name -> a number, or one an element, from a scan
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ ELEMENTS = (
 ).split()
 #: unit -> Å, and -> eV (CODATA 2018)
 LENGTHS = {"angstrom": 1.0, "bohr": 0.529177210903, "nm": 10.0}
-ENERGIES = {"eV": 1.0, "meV": 1e-3, "hartree": 27.211386245988, "rydberg": 13.605693122994, "kcal/mol": 0.04336410390059322,
+ENERGIES = {"eV": 1.0, "meV": 1e-3, "hartree": 27.211386245988, "rydberg": 13.605693122994, "kcal/mol": 4.184 * 0.010364269656262175,
             "kJ/mol": 0.010364269656262175}
 LABELS = ("energy", "forces", "stress")
 

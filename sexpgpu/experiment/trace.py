@@ -16,10 +16,12 @@ from typing import Any
 
 from sexpgpu.diagnostics import Related, problem, suggestion
 from sexpgpu.ir import Node
+from sexpgpu.lisp.values import show
 from sexpgpu.source import Span
 
-NAME = re.compile(r"[A-Za-z0-9._+-]+\Z")
-TAP_NAME = re.compile(r"[A-Za-z0-9._+-]+(/[A-Za-z0-9._+-]+)*\Z")
+# a component of a path is never `.` or `..`
+NAME = re.compile(r"(?!\.\.?\Z)[A-Za-z0-9._+-]+\Z")
+TAP_NAME = re.compile(r"(?!\.\.?(/|\Z))[A-Za-z0-9._+-]+(/(?!\.\.?(/|\Z))[A-Za-z0-9._+-]+)*\Z")
 
 
 @dataclass(frozen=True)
@@ -187,4 +189,6 @@ class Trace:
 
 def _check_name(name: Any, what: str, span: Span | None) -> None:
     if not isinstance(name, str) or not NAME.match(name):
-        raise problem("E-EVAL-103", f"{what} must be a string of letters, digits and . _ + -", span)
+        example = re.sub(r"[^A-Za-z0-9._+-]+", "-", name).strip(".-")[:40] if isinstance(name, str) else ""
+        raise problem("E-EVAL-103", f"{what} must be a string of letters, digits and . _ + -, and this is {show(name, 40)}", span,
+                      help=f'for example "{example or "name"}"')

@@ -243,7 +243,7 @@ def _select_taps(run: Run, trace: Trace, registry: Registry) -> tuple[tuple[TapN
     warnings = tuple(
         note_warning(
             "W-RUN-002", f"the diagnostics glob `{g}` matches no tap of `{run.name}`", run.span,
-            help=[f"did you mean `{close}`?" for close in nearest(g, names)], notes=[f"taps: {', '.join(sorted(set(names))) or 'none'}"],
+            help=[f"did you mean `{close}`?" for close in nearest(g, [*names, *(f"{n.rpartition('/')[0]}/*" for n in names if "/" in n)])], notes=[f"taps: {', '.join(sorted(set(names))) or 'none'}"],
         )
         for g in run.diagnostics if g not in used
     )

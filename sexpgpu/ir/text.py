@@ -144,6 +144,6 @@ def read_graph(text: str) -> dict[str, Node]:
                 nodes[int(found[1])] = intern(found[3], [nodes[o] for o in operands], attrs, _type(found[2]))
             elif line.strip() and not line.startswith(";"):
                 raise TextProblem("neither a node nor a result")
-        except (KeyError, ValueError, IndexError) as error:
+        except (KeyError, ValueError, IndexError, OverflowError) as error:
             raise TextProblem(f"line {count}: {error}") from None
     return results

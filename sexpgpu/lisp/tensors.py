@@ -13,7 +13,7 @@ from typing import Any
 from sexpgpu.diagnostics import Related, SexpError, problem, suggestion
 from sexpgpu.forms import ListForm, Literal, Symbol
 from sexpgpu.ir import DTYPES, Node, Origin, Origins
-from sexpgpu.lisp.values import Callable, Tensor, knobs_of, show, with_knobs
+from sexpgpu.lisp.values import Callable, Tensor, knobs_of, show, truthy, with_knobs
 from sexpgpu.ops import Op, OpProblem, build, constant, table
 from sexpgpu.read.printer import print_form
 from sexpgpu.read.reader import read
@@ -73,7 +73,7 @@ class Query(Callable):
     """`shape` and `dim`: compile-time facts of a tensor."""
 
     def __init__(self, name: str, doc: str, parameters: str):
-        self.name, self.doc, self.parameter_text = name, doc, parameters
+        self.name, self.doc, self.parameter_text, self.signature = name, doc, parameters, parameters
 
     def call(self, ev: Any, args: list[Any], kwargs: dict[str, Any], span: Span | None) -> Any:
         wanted = 1 if self.name in ("shape", "rank") else 2
@@ -276,7 +276,7 @@ def _attribute(op: Op, name: str, kind: str, value: Any, span: Span | None) -> A
 
     if kind in ("shape", "axes") and isinstance(value, tuple):
         return tuple(integer(v) for v in value)
-    if kind == "axes" and value in (None, False):
+    if kind == "axes" and (value is None or value is False):  # 0 is an axis
         return None
     if kind in ("shape",):
         return (integer(value),)
@@ -287,7 +287,7 @@ def _attribute(op: Op, name: str, kind: str, value: Any, span: Span | None) -> A
     if kind in ("int", "axis", "axes"):
         return None if value == () else integer(value)
     if kind == "bool":
-        return value not in (False, ())
+        return truthy(value)
     if kind == "dtype":
         text = value.name if isinstance(value, Symbol) else value
         if text in DTYPES:
@@ -316,9 +316,22 @@ def _explain(ev: Any, p: OpProblem, op: Op, nodes: list[Node], values: list[Any]
                     facts.append(f"{node.type.shape[axis]} from knob {knob} ({ev.provenance.knob_places.get(knob, '?')})")
         notes.append(f"{names[i]:<{width}} : {node.type}" + ("   " + ", ".join(facts) if facts else ""))
         spans = ev.provenance.origins.of(node).spans
-        if spans and span is not None and spans[0] != span and facts:
+        if spans and span is not None and spans[0] != span and facts and not ev.loader.is_library(spans[0].source):
             related.append(Related(spans[0], f"`{names[i]}` is made here"))
-    return problem(p.code, p.message, span, notes=notes, related=related, help=p.help or ())
+    helps = p.help or HELPS.get(p.code, "")
+    for i, name in enumerate(names):
+        helps = helps.replace(f"{{{i}}}", name)
+    return problem(p.code, p.message, span, notes=notes, related=related, help=helps or ())
+
+
+#: what to try where the op says no better; `{0}` is the text of operand 0
+HELPS = {
+    "E-SHAPE-003": "the last axis of {0} must equal the last but one of {1}: change a width, or write (transpose {1})",
+    "E-SHAPE-005": "choose sizes with the same product, or write -1 for one of them and it is computed",
+    "E-SHAPE-006": "(cast {0} f32)",
+    "E-SHAPE-008": "all axes but the joined one must agree: join along another axis, or reshape one of them",
+    "E-SHAPE-013": "a size is a whole number of 0 or more: choose numbers that divide, or (floor a b)",
+}
 
 
 def _operand_texts(span: Span | None, count: int, op: Op) -> list[str]:

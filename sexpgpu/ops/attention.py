@@ -80,12 +80,12 @@ def _check_mask(masks: list[TensorType], scores: tuple[int, ...]) -> None:
             raise OpProblem("E-SHAPE-026", f"attend: the mask {m} does not broadcast to the scores {list(scores)}")
 
 
-def _band(torch: Any, node: Node) -> Any:
+def _band(torch: Any, attrs: Attrs, keys: int) -> Any:
     """Which of the keys a query may see by :causal and :window, [t s], or None for all."""
-    causal, window = node.attrs["causal"], node.attrs["window"]
+    causal, window = attrs["causal"], attrs["window"]
     if not causal and window is None:
         return None
-    place = torch.arange(node.inputs[1].type.shape[-2])
+    place = torch.arange(keys)
     apart = place[:, None] - place
     seen = apart >= 0 if causal else None
     if window is None:
@@ -100,20 +100,26 @@ def _attend(torch: Any, node: Node, args: list[Any]) -> Any:
     if node.type.dtype in ("bf16", "f16"):
         q, k, v = q.float(), k.float(), v.float()
         masks = [m.float() if m.is_floating_point() else m for m in masks]
+    return _attend_with(torch, node.attrs, [q, k, v, *masks]).to(dtype)
+
+
+def _attend_with(torch: Any, a: Attrs, args: list[Any]) -> Any:
+    """attend by these settings."""
+    q, k, v, *masks = args
     if q.dim() > 2 and q.shape[-3] != k.shape[-3]:
         k, v = (x.repeat_interleave(q.shape[-3] // k.shape[-3], -3) for x in (k, v))
-    a, run = node.attrs, torch.nn.functional.scaled_dot_product_attention
+    run = torch.nn.functional.scaled_dot_product_attention
     # torch's fused kernel makes 0 of a row of NaN scores
     known = bool(torch.isfinite(q.sum() + k.sum())) and not any(bool(m.isnan().any()) for m in masks)
     if known and not masks and a["window"] is None:
-        return run(q, k, v, is_causal=a["causal"], scale=a["scale"]).to(dtype)
-    band = _band(torch, node)
+        return run(q, k, v, is_causal=a["causal"], scale=a["scale"])
+    band = _band(torch, a, k.shape[-2])
     mask = masks[0] if masks else band
     if masks and band is not None:
         mask = mask & band if mask.dtype == torch.bool else mask.masked_fill(~band, float("-inf"))
     if not known:
-        return _attend_plainly(torch, q, k, v, mask, a["scale"]).to(dtype)
-    return run(q, k, v, attn_mask=mask.expand(*q.shape[:-1], k.shape[-2]), scale=a["scale"]).to(dtype)
+        return _attend_plainly(torch, q, k, v, mask, a["scale"])
+    return run(q, k, v, attn_mask=mask.expand(*q.shape[:-1], k.shape[-2]), scale=a["scale"])
 
 
 def _attend_plainly(torch: Any, q: Any, k: Any, v: Any, mask: Any, scale: float) -> Any:
@@ -194,6 +200,32 @@ def _attend_vjp(node: Node, ct: Node) -> tuple[Node | None, ...]:
         build("matmul", build("transpose", fold(weights)), fold(ct)),
         *by_bias,
     )
+
+
+def _infer_attend_grad(types: Types, attrs: Attrs) -> TensorType:
+    ct, q, k, v, out, *masks = types
+    _infer_attend((q, k, v, *masks), attrs)
+    same_dtype("attend-grad", (ct, q, out))
+    if ct.shape != out.shape:
+        raise OpProblem("E-SHAPE-001", f"attend-grad: {ct} and {out} differ")
+    return (q, k, v)[attrs["of"]]
+
+
+def _attend_grad(torch: Any, node: Node, args: list[Any]) -> Any:
+    """In bf16 and f16 everything within is f32, and the result is rounded once."""
+    ct, q, k, v, _, *masks = args
+    low = node.type.dtype in ("bf16", "f16")
+    with torch.inference_mode(False), torch.enable_grad():
+        q, k, v, ct = ((x.detach().float() if low else x.detach()).clone() for x in (q, k, v, ct))
+        operands = [x.requires_grad_() for x in (q, k, v)]
+        out = _attend_with(torch, node.attrs, [*operands, *(m.clone() for m in masks)])
+        return torch.autograd.grad(out, operands, ct)[node.attrs["of"]].to(args[0].dtype)
+
+
+def _attend_grad_cost(node: Node) -> tuple[int, int]:
+    q, k, v = (i.type for i in node.inputs[1:4])
+    pairs = q.size // max(1, q.shape[-1]) * k.shape[-2] // (2 if node.attrs["causal"] else 1)
+    return (pairs * (3 * q.shape[-1] + 2 * v.shape[-1] + 12), traffic(node))
 
 
 def _attend_cost(node: Node) -> tuple[int, int]:
@@ -290,6 +322,24 @@ OPS = (
         attributes=(Parameter("causal", "bool", False), Parameter("scale", "float"), Parameter("window", "int")),
         example="(attend q k v :causal true)",
         canonical=_canonical_attend,
+    ),
+    Op(
+        "attend-grad",
+        "The gradient of attend, with result `out`, by its queries, keys or values (:of 0, 1, 2).",
+        ("ct", "q", "k", "v", "out", "mask*"),
+        _infer_attend_grad,
+        _attend_grad,
+        _attend_grad_cost,
+        Lowering("template", "attend-grad"),
+        attributes=(
+            Parameter("causal", "bool", False),
+            Parameter("scale", "float"),
+            Parameter("window", "int"),
+            Parameter("of", "int", 0),
+        ),
+        lisp=False,
+        differentiable=False,
+        example="(attend-grad ct q k v out)",
     ),
     Op(
         "normalize",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import prod
+from dataclasses import replace
 from typing import Any
 
 from sexpgpu.ir import Node, TensorType
@@ -56,9 +58,7 @@ def _swap(x: Node) -> Node:
 
 def _flat(x: Node) -> Node:
     """[… m n] as […·m n]."""
-    return (
-        build("reshape", x, shape=(x.type.size // max(1, x.type.shape[-1]), x.type.shape[-1])) if x.type.rank > 2 else x
-    )
+    return build("reshape", x, shape=(prod(x.type.shape[:-1]), x.type.shape[-1])) if x.type.rank > 2 else x
 
 
 def _vjp(node: Node, ct: Node) -> tuple[Node | None, ...]:
@@ -97,5 +97,17 @@ OPS = (
         Lowering("contraction"),
         vjp=_vjp,
         example="(matmul x w)",
+    ),
+    Op(
+        "matmul-f32",
+        "matmul of bf16 or f16 operands whose sums are given as they are, in f32.",
+        ("a", "b"),
+        lambda types, attrs: replace(_infer(types, attrs), dtype="f32"),
+        lambda torch, node, args: torch.matmul(args[0].float(), args[1].float()),
+        _cost,
+        Lowering("contraction"),
+        lisp=False,
+        differentiable=False,
+        example="(matmul-f32 a b)",
     ),
 )

@@ -41,7 +41,8 @@ FAMILIES = (
 class OpProblem(Exception):
     """Operands that an op refuses. Knows no place: the caller that has spans makes it a diagnostic.
 
-    `code` is a catalogue code (E-SHAPE-…); `axes` lists (operand number, axis) whose sizes clash.
+    `code` is a catalogue code (E-SHAPE-…); `axes` lists (operand number, axis) whose sizes clash; `{0}` in `help` stands
+    for the text of operand 0.
     """
 
     def __init__(self, code: str, message: str, axes: tuple[tuple[int, int], ...] = (), help: str = ""):  # noqa: A002

@@ -99,11 +99,11 @@ def same_dtype(name: str, types: Types) -> str:
     for number, t in enumerate(types[1:], 1):
         if t.dtype != first:
             wide = t.dtype if first in ("bool", "i32", "u8", "u16", "i64") else first
-            other, dtype = ("the first", first) if wide == t.dtype else (f"operand {number + 1}", t.dtype)
+            other = 0 if wide == t.dtype else number
             raise OpProblem(
                 "E-SHAPE-002",
                 f"{name}: dtypes differ: {first} and {t.dtype}",
-                help=f"cast {other} operand: (cast x {wide}) instead of the {dtype} x",
+                help=f"(cast {{{other}}} {wide})",
             )
     return first
 

@@ -9,7 +9,7 @@ from sexpgpu.ops import build
 from sexpgpu.passes.rewrite import rewrite
 
 PRECISIONS = ("f32", "tf32", "bf16", "f64")
-CONTRACTIONS = frozenset({"matmul", "attend", "einsum", "convolve", "convolve-transpose", "convolve-weight-grad"})
+CONTRACTIONS = frozenset({"matmul", "attend", "attend-grad", "einsum", "convolve", "convolve-transpose", "convolve-weight-grad"})
 
 
 def apply_precision(results: Mapping[str, Node], precision: str, origins: Origins | None = None) -> dict[str, Node]:

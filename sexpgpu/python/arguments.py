@@ -96,13 +96,13 @@ def _fit(name: str, value: torch.Tensor, precision: str, dtype: str | None) -> t
         return value.to(wanted)
     if value.dtype not in DTYPES and value.dtype != torch.uint16:
         fail("E-RUN-050", f"`{name}` is {_word(value)}, which no input can be", help=f"{name}.int(), or {name}.float()")
-    wanted = INTEGERS.get(dtype or "")
-    if wanted is None or value.dtype in (torch.bool, wanted):
+    whole = INTEGERS.get(dtype or "")
+    if whole is None or value.dtype in (torch.bool, whole):
         return value
-    limits = torch.iinfo(wanted)
+    limits = torch.iinfo(whole)
     if value.numel() and not limits.min <= int(value.min()) <= int(value.max()) <= limits.max:
         fail("E-RUN-050", f"`{name}` has values that do not fit {dtype}, the type of the field `{name}`")
-    return value.to(wanted)
+    return value.to(whole)
 
 
 def _word(value: torch.Tensor | torch.dtype) -> str:

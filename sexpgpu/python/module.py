@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from sexpgpu.backends.interpreter.dtypes import TORCH
 from sexpgpu.backends.interpreter.differentiable import Context, Differentiable
+from sexpgpu.backends.interpreter.dtypes import TORCH
 from sexpgpu.diagnostics import fail
 from sexpgpu.experiment.globs import matches
 from sexpgpu.experiment.layers import LayerFunction
@@ -83,7 +83,7 @@ class Model(_Tensors):
         return self._functions[name]
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or "_functions" not in self.__dict__:
+        if name.startswith("_") or "_functions" not in self.__dict__ or name in self._parameters or name in self._buffers:
             return super().__getattr__(name)
         known = self.functions()
         return self[name if name in known else name.replace("_", "-")]
@@ -113,9 +113,10 @@ class Model(_Tensors):
         _check_rows(found, given)
         values = [*given.tensors, *(self._tensor(name) for name in found.names)]
         out = found.graph.call(values, Context(run.seed, self.updates, self._threads))
+        states: dict[str, Any] = dict(self._buffers)
         with torch.no_grad():
             for name, value in zip(found.written, out[len(out) - len(found.written) :], strict=True):
-                self._buffers[name].copy_(value)
+                states[name].copy_(value)
         return found.value(out)
 
     def _tensor(self, name: str) -> torch.Tensor:
@@ -148,6 +149,9 @@ class Function(_Tensors):
 
     A layer has the parameters and states below its path, another function all of the run's; they are the model's.
     """
+
+    _model: Any  # no child of this module, or its parameters would be listed twice
+    _function: Any
 
     def __init__(self, model: Model, function: Any):
         super().__init__()

@@ -82,10 +82,10 @@ def _checkpoint(loaded: Loaded, traced: TracedRun, found: Found, averaged: bool)
                         manifest.ranks, manifest.threads)
     found_differences = compare(manifest, identity, {}, {})
     lines = (*found_differences.impossible, *found_differences.changing)
-    said = (f"{found.folder}: {'; '.join([*lines, *found_differences.harmless])}",) if lines else ()
+    said = [f"{found.folder}: {'; '.join([*lines, *found_differences.harmless])}"] if lines else []
     if manifest.health != "healthy":
-        said += (f"{found.folder} is suspect: not every number in it is finite",)
-    return Start(weights(found, averaged), manifest.step, manifest.threads, said)
+        said.append(f"{found.folder} is suspect: not every number in it is finite")
+    return Start(weights(found, averaged), manifest.step, manifest.threads, tuple(said))
 
 
 def _file(path: Path, traced: TracedRun) -> dict[str, torch.Tensor]:

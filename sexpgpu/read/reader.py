@@ -25,7 +25,7 @@ QUOTES = {"'": "quote", "`": "quasiquote", ",": "unquote", ",@": "unquote-splici
 ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "0": "\0", "\\": "\\", '"': '"', "\n": ""}
 WORDS = {"true": True, "false": False, "+inf": float("inf"), "-inf": float("-inf"), "+nan": float("nan")}
 
-_MARKS = re.compile(r'"(?:[^"\\]|\\.)*"|"|;[^\n]*|\#;|\#\||\|\#|[()\[\]]', re.S)
+_MARKS = re.compile(r'"(?:[^"\\]|\\.)*"|"|;[^\n]*|(?<![^\s()\[\]"\'`,])\#;|\#\||\|\#|[()\[\]]', re.S)
 _COMMENT_MARKS = re.compile(r"#\||\|#")
 _LINE_HEAD = re.compile(r"^[^\S\n]*(?=\S)", re.M)
 _TOP_LEVEL = re.compile(r"^\(", re.M)

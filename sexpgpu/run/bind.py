@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from sexpgpu.diagnostics import printable
 from sexpgpu.experiment.model import DataSource, Run
 from sexpgpu.run.data import locate, open_source
 from sexpgpu.run.data.dataset import FieldBound, check_bound
+from sexpgpu.run.data.structures import Structures
 from sexpgpu.run.data.feed import eval_feed, train_feed
 from sexpgpu.run.loop import Feeds
 
@@ -34,8 +35,9 @@ def bind(run: Run, bounds: Sequence[FieldBound] = (), say: Callable[[str], None]
     for batches in (run.data, *(evaluation.data for evaluation in run.evals)):
         source = batches.source
         if source.name not in datasets:
-            _announce(source, say)
-            datasets[source.name] = open_source(source, say=say)
+            if not source.structures:  # opened and announced by `measure`
+                announce(source, say)
+            datasets[source.name] = _with_statistics(open_source(source, say=say), run)
     feeds = Feeds(
         train_feed(datasets[run.data.source.name], run.data, run.seed),
         {e.name: eval_feed(datasets[e.data.source.name], e.data) for e in run.evals},
@@ -46,7 +48,15 @@ def bind(run: Run, bounds: Sequence[FieldBound] = (), say: Callable[[str], None]
     return BoundData(datasets, feeds)
 
 
-def _announce(source: DataSource, say: Callable[[str], None]) -> None:
+def _with_statistics(dataset: Any, run: Run) -> Any:
+    """Structures with what `measure` found of them, which the manifest keeps."""
+    if not isinstance(dataset, Structures):
+        return dataset
+    prefix = f"{dataset.source.name}/"
+    return replace(dataset, statistics={k.removeprefix(prefix): v for k, v in run.statistics.items() if k.startswith(prefix)})
+
+
+def announce(source: DataSource, say: Callable[[str], None]) -> None:
     found, folder = locate(source), Path(source.folder).resolve()
     if found is None:
         say(f"data {source.name}: reading {printable(source.location)}")

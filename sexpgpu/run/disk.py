@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from sexpgpu.diagnostics import fail
+from sexpgpu.diagnostics import fail, note_warning, render
 from sexpgpu.run.data.cache import size
 from sexpgpu.run.storage.file import step_folders
 
@@ -49,5 +49,6 @@ def check_disk(location: str, schema: Mapping[str, tuple[str, tuple[int, ...]]],
     most = keep + 1 + best
     need = one * max(1, most - there)
     if need > free:
-        say(f"warning E-DATA-016: the {most} checkpoints that lie there at most take {size(one * most)}, {there} of them are there, "
-            f"and {root} has {size(free)} free: a smaller :keep, or another disk")
+        say(render(note_warning(
+            "E-DATA-016", f"the {most} checkpoints that lie there at most take {size(one * most)}, {there} of them are there, and {root} has "
+            f"{size(free)} free", help="a smaller :keep, or --checkpoint-dir on another disk")))

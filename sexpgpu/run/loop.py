@@ -13,7 +13,7 @@ from sexpgpu.diagnostics import SexpError, note_warning, problem
 from sexpgpu.experiment.model import Eval, Run
 from sexpgpu.run.best import Best
 from sexpgpu.run.checkpoints.writer import Outcome
-from sexpgpu.run.data.feed import EvalFeed, TrainFeed
+from sexpgpu.run.data.feed import EvalFeed, Feed
 from sexpgpu.run.events import EvalDone, Event, Finished, NotFinite, PhaseChanged, StepDone, Stopped, Warned
 from sexpgpu.run.program import Program, StepResult
 
@@ -58,7 +58,7 @@ class NoControls:
 class Feeds:
     """The bound data of a run: batches of the n-th update, and each evaluation's."""
 
-    train: TrainFeed
+    train: Feed
     evals: Mapping[str, EvalFeed] = field(default_factory=dict)
 
 

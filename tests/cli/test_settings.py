@@ -60,6 +60,9 @@ ROWS = {
     "FLASHCART_TP_BWD_SPLIT": ("full", "flashcart_tp_bwd_split", "full"),
     "FLASHCART_TP_DBWD_SPLIT": ("fused", "flashcart_tp_dbwd_split", "fused"),
     "FLASHCART_TP_PEAK_AWARE_GROUPS": ("no", "flashcart_tp_peak_aware_groups", False),
+    **{f"FLASHCART_LAMMPS_{n}": ("Yes", f"flashcart_lammps_{n.lower()}", True)
+       for n in ("VALIDATE", "DEBUG", "MEMORY_DEBUG", "EMPTY_CACHE", "CPU")},
+    "FLASHCART_LAMMPS_EMPTY_CACHE_EVERY": ("5", "flashcart_lammps_empty_cache_every", 5),
     "PYTORCH_CUDA_ALLOC_CONF": ("x", "pytorch_cuda_alloc_conf", "x"),
     "PYTORCH_ALLOC_CONF": ("x", "pytorch_alloc_conf", "x"),
     "OMP_NUM_THREADS": ("2", "omp_num_threads", "2"),
@@ -70,7 +73,8 @@ ROWS = {
 DEFAULTS = {
     "device": "cpu", "syvain_metrics_host": "https://metrics.041.io", "nodes": 1, "node_rank": 0, "eval_limit": 10_000_000, "flashcart_kernel_l_max": 3,
     "flashcart_tp_scatter_kernel": "csr", "flashcart_tp_csr_group_budget": 100, "flashcart_tp_bwd_group_budget": 100,
-    "flashcart_tp_bwd_csr_min_deg": 64, "flashcart_tp_peak_aware_groups": True,
+    "flashcart_tp_bwd_csr_min_deg": 64, "flashcart_tp_peak_aware_groups": True, "flashcart_lammps_empty_cache_every": 1,
+    **dict.fromkeys(["flashcart_lammps_" + n for n in ("validate", "debug", "memory_debug", "empty_cache", "cpu")], False),
 }  # fmt: skip
 
 
@@ -92,7 +96,7 @@ def test_row(name: str) -> None:
     settings = load({name: text})
     assert plain(getattr(settings, key)) == value
     assert (settings.of(key).source, settings.of(key).via) == ("variable", name)
-    unset = load({} if value is False else {name: ""})  # a boolean's empty text is "off"
+    unset = load({} if isinstance(value, bool) else {name: ""})  # a boolean's empty text is "off"
     assert getattr(unset, key) == DEFAULTS.get(key)
     assert unset.of(key).source == "default"
 
@@ -111,6 +115,12 @@ def test_flag_wins(key: str, flag: str, variable: str) -> None:
     if key != "device":
         none = load({variable: "stdout"}, {key: ""})
         assert not getattr(none, key) and none.of(key).source == "flag"
+
+
+def test_counts_that_are_none_are_one_and_zero_is_a_budget() -> None:
+    for text in ("0", "x", "-3", "1.5"):
+        assert load({"FLASHCART_LAMMPS_EMPTY_CACHE_EVERY": text}).flashcart_lammps_empty_cache_every == 1
+    assert load({"FLASHCART_TP_DBWD_GROUP_BUDGET": "0"}).flashcart_tp_dbwd_group_budget == 0
 
 
 def test_empty_boolean_is_off() -> None:

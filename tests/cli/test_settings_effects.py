@@ -113,7 +113,7 @@ def test_steps_and_eval_every_win_over_the_file_and_are_recorded(folder: Path, c
     assert status["steps"] == 3
 
 
-def test_diagnostics(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_diagnostics(folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     """Flag over variable over file; recorded with its source."""
     text = (folder / "e.lisp").read_text("utf-8")
     text = text.replace('(linear (relu (linear image hidden :name "in")) 10 :name "out")',
@@ -132,6 +132,10 @@ def test_diagnostics(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert taps() == {"size"} and recorded() is None
     monkeypatch.setenv("SEXPGPU_DIAGNOSTICS", "**/low")
     assert taps() == {"low"} and recorded()["source"] == "override"
+    capfd.readouterr()
+    assert perform(["explain", "e.lisp", "--ir"]) == 0  # the IR's header says it too
+    (line,) = [text for text in capfd.readouterr().out.splitlines() if text.startswith("; knob run/train/diagnostics")]
+    assert "**/low" in line and "(override SEXPGPU_DIAGNOSTICS" in line
     assert taps("--diagnostics", "**/size,**/low") == {"size", "low"}
     assert taps("--diagnostics", "") == set()
 

@@ -94,7 +94,7 @@ def test_index_names_every_page() -> None:
     assert not missing, f"llms.txt does not name {missing}"
 
 
-@pytest.mark.parametrize("name", ["errors.md", "environment.md"])
+@pytest.mark.parametrize("name", ["errors.md", "environment.md", "ops.md", "functions.md", "stdlib.md"])
 def test_generated_pages_are_current(name: str) -> None:
     pages = {path.name: text for path, text in generator().pages().items()}
     now = (ROOT / "docs" / name).read_text("utf-8") if (ROOT / "docs" / name).exists() else ""
@@ -158,14 +158,14 @@ def test_lisp_blocks_evaluate(place: str, text: str, tmp_path: Path) -> None:
 def test_commands_parse(place: str, text: str) -> None:
     for line in re.sub(r"\\\n", " ", text).splitlines():
         for part in line.removeprefix("$ ").split("&&"):
-            words = shlex.split(part)
+            words = shlex.split(part, comments=True)
             if words[:1] != ["sexpgpu"]:
                 continue
             assert words[1] in COMMANDS, f"{place}: {line}"
             command = cli.get_command(click.Context(cli), words[1])
             assert command is not None
             command.make_context(words[1], words[2:])
-            for word in words[2:]:
+            for word in () if place.startswith("docs/tutorial.md") else words[2:]:  # it makes its files: test_walkthroughs.py
                 assert not word.endswith(".lisp") or (ROOT / word).exists(), f"{place}: {word}"
 
 

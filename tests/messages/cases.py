@@ -210,7 +210,7 @@ RUNS = [
     Case("RUN-target", words=go("--metrics", "json:m.jsonl")),
     Case("RUN-target-twice", words=go("--metrics", "jsonl:m.jsonl,jsonl:m.jsonl")),
     Case("RUN-target-file", words=go("--metrics", "jsonl:p.lisp")),
-    Case("RUN-status", words=go("--status", "no/such/folder/s.json")),
+    Case("RUN-status", words=go("--status", "p.lisp/s.json")),
     Case("RUN-not-finite", loss("(mean (log (- 0 (square (model x)))))"), go()),
     Case("RUN-glob", HEAD + MODEL.replace("(linear (relu", '(tap "mean" (mean x))\n  (linear (relu') + RUN, ("explain", "p.lisp"),
          environ={"SEXPGPU_DIAGNOSTICS": "modle/*"}),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from cases import CASES, CSV, Case
 from sexpgpu.cli import main, output
 from sexpgpu.diagnostics import Diagnostic, render
 
+SLUG = re.compile(r"(?:/[^\s`']+/)?p-[0-9]{8}-[0-9]{6}-[0-9a-f]{4}")
 GOLDEN = Path(__file__).parent / "golden"
 
 
@@ -63,6 +65,7 @@ def said(case: Case) -> str:
         finally:
             output.report = report
     text = "\n\n".join(shown).replace(str(folder.resolve()), "FOLDER").replace(name, "FOLDER")
+    text = SLUG.sub("p-SLUG", text)
     return f"$ sexpgpu {' '.join(case.words)}\n\n{text}\n\nexit {code}\n"
 
 

@@ -126,7 +126,7 @@ class FakeService:
         elif event["event"].endswith("foldertree.read"):
             inner = {"folderId": FOLDER, "name": "runs", "experiments": [], "folders": []}
             out = {"experiments": [], "folders": [{"folderId": str(uuid.uuid4()), "name": "top", "folders": [inner]}]}
-        kind = PREFIX + REPLIES.get(name, name) if event["event"].startswith(PREFIX) else event["event"]
+        kind = PREFIX + REPLIES.get(name, name) if event["event"].startswith(PREFIX) else event["event"].replace(".move", ".moved")
         return {"messageId": str(uuid.uuid4()), "correlationId": event["messageId"], "event": kind, "data": out}
 
 

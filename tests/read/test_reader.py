@@ -108,3 +108,20 @@ def test_deep_and_long_texts_are_linear():
 def test_every_code_has_a_page():
     for code, known in CODES.items():
         assert entry(code) is known and "Wrong:" in known.page and "Right:" in known.page
+
+
+def test_a_comment_mark_inside_a_name_begins_a_line_comment():
+    """`c#;x)` is the name `c#` and a comment, for the scan of brackets as for the parser."""
+    with pytest.raises(SexpError) as caught:
+        read(Source("t", "`(a ,b)\n(mean (c#;ast x))\n(f)"))
+    assert caught.value.diagnostic.code == "E-READ-001" and caught.value.diagnostic.span.start > 8
+
+
+def test_mistakes_of_several_forms_are_found_together():
+    text = '(defun f (x)\n  (let ((a (+ x 1))\n    a))\n\n(list "abc)\n\n(g 1))\n(h [1 2))\n'
+    with pytest.raises(SexpError) as caught:
+        read(Source("t", text))
+    found = caught.value.diagnostics
+    assert [d.code for d in found] == ["E-READ-001", "E-READ-004", "E-READ-002", "E-READ-003"]
+    assert found[0].span.place == "t:2:8"  # the bindings, which the next line begins left of
+    assert [d.span.source.line_column(d.span.start)[0] for d in found] == [2, 5, 7, 8]

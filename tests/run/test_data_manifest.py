@@ -19,7 +19,7 @@ from sexpgpu.run.data.manifest import reader, schema
 from sexpgpu.run.data.manifest.build import Input, build, parse_input
 from sexpgpu.run.data.manifest.look import inspect, objects, open_manifest, verify
 from sexpgpu.run.data.manifest.schema import Shard, parse
-from sexpgpu.run.data.manifest.shards import fetch
+from sexpgpu.run.data.manifest.shards import check_digest, fetch
 from sexpgpu.run.data.place import LocalPlace
 from sexpgpu.run.data.records import Wrong
 from sexpgpu.run.data.workers import Progress
@@ -416,6 +416,19 @@ def test_bit_flipped_shard(tmp_path):
         target.write_bytes(bytes(data))
 
     assert spoiled(tmp_path, flip).code == "E-DATA-025"
+
+
+def test_etags_of_uploads_in_parts():
+    inner = hashlib.md5(b"x").digest()
+    one = hashlib.md5(inner).hexdigest()
+    check_digest(Shard("s", 1, 1, f'"{one}-1"'), inner, "")
+    wrong("E-DATA-025", check_digest, Shard("s", 1, 1, f'"{one[::-1]}-1"'), inner, "")
+    many = f'"{"0" * 32}-3"'
+    check_digest(Shard("s", 1, 1, many), inner, "")
+    check_digest(Shard("s", 1, 1, many), inner, many)
+    wrong("E-DATA-025", check_digest, Shard("s", 1, 1, many), inner, f'"{"1" * 32}-3"')
+    check_digest(Shard("s", 1, 1, f'"{"0" * 32}"'), inner, f'"{"0" * 32}"')  # a store whose etags are no MD5
+    check_digest(Shard("s", 1, 1, "opaque"), inner, "other")
 
 
 def test_bit_flipped_shard_without_etag(tmp_path):

@@ -30,9 +30,11 @@ def test_syntax():
     assert parse_targets(None) == parse_targets("") == ()
     both = (TargetSpec("jsonl", "/w/a,b.jsonl"), TargetSpec("stdout"))
     assert parse_targets(r"jsonl:a\,b.jsonl, stdout", "/w") == both
+    assert parse_targets("syvain: f ,syvain".split(",")[0], "/w") == (TargetSpec("syvain", "f"),)
     for text, code in (("json:x", "E-RUN-011"), ("jsonl", "E-RUN-011"), ("stdout:x", "E-RUN-011"),
                        ("stdout,", "E-RUN-011"), ("stdout,stdout", "E-RUN-012"),
-                       ("jsonl:a,jsonl:./a", "E-RUN-012"), ("syvain:f", "E-NET-003")):
+                       ("jsonl:a,jsonl:./a", "E-RUN-012"), ("syvain:", "E-RUN-011"), ("syvain,syvain:f", "E-RUN-012"),
+                       ("sylvain", "E-RUN-011")):
         assert code_of(lambda text=text: parse_targets(text, "/w")) == code, text
 
 
@@ -85,7 +87,7 @@ def test_status_is_valid_at_every_moment(tmp_path):
     status.close()
     assert set(json.loads(path.read_text())) == {
         "state", "slug", "run_id", "run", "step", "steps", "loss", "rate", "eta_seconds", "knobs", "checkpoint",
-        "device", "pid", "host", "updated", "error"}
+        "device", "pid", "host", "updated", "error", "since", "overdue"}
     assert [p.name for p in tmp_path.iterdir()] == ["s.json"]
 
 

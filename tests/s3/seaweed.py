@@ -21,6 +21,8 @@ KEYS = {
     "checkpoint": ("AKIDCKPTXXXXXXXXXXX3", "sckpt/Secret+Three/000000000000000000003",
                    ["Read:checkpoints", "List:checkpoints", "Tagging:checkpoints", "Write:checkpoints"]),
 }  # fmt: skip
+#: of the server that only refuses: key id, secret key, session token
+STUB = ("AKIDSTUBXXXXXXXXXXX4", "sstub/Secret+Four/0000000000000000000004", "token-of-the-stub-00000000000005")
 BUCKETS = ("datasets", "checkpoints")
 REGION = "test-1"
 

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 from errors_server import Refusing
-from seaweed import KEYS, REGION, Server
+from seaweed import KEYS, REGION, STUB, Server
 
 import sexpgpu.run.storage.s3 as s3
 from sexpgpu.diagnostics import SexpError, render
 from sexpgpu.settings import load
 
-KEY, SECRET, TOKEN = "AKIDSTUBXXXXXXXXXXX4", "sstub/Secret+Four/0000000000000000000004", "token-of-the-stub-00000000000005"
+KEY, SECRET, TOKEN = STUB
 
 
 def refused(call: Callable[[], Any], secrets: tuple[str, ...] = (KEY, SECRET, TOKEN)) -> tuple[str, str]:

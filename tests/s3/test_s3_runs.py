@@ -142,6 +142,24 @@ def test_a_slug_in_the_location_and_a_resume_by_name(bench: Bench) -> None:
     assert bench.run(slug, "--resume", f"{bench.place(slug)}/step-4", knobs=SMALL) == 2 and "E-CKPT-009" in bench.said(slug)
 
 
+def test_what_was_trained_is_used_from_a_bucket(bench: Bench, command: Callable[..., tuple[int, str]], capfd: pytest.CaptureFixture[str]) -> None:
+    """`eval` and `export` on a checkpoint there, and a run that starts from weights there."""
+    assert command("--checkpoint-dir", bench.place("first"))[0] == 0
+    at = f"{bench.place('first')}/step-4"
+    assert perform(["eval", "e.lisp", *SMALL, "--resume", at]) == 0 and "accuracy" in capfd.readouterr().out
+    assert perform(["eval", "e.lisp", *SMALL, "--resume", "latest", "--checkpoint-dir", bench.place("first")]) == 0
+    assert perform(["export", bench.place("first"), "w.safetensors"]) == 2 and f"export {at} w.safetensors" in capfd.readouterr().err
+    assert perform(["export", at, "w.safetensors"]) == 0
+    bench.server.storage("datasets/weights").put("w.safetensors", (bench.folder / "w.safetensors").read_bytes())
+    text = (bench.folder / "e.lisp").read_text("utf-8")
+    (bench.folder / "e.lisp").write_text(text.replace("  :seed seed", '  :seed seed\n  :init (from "s3://datasets/weights/w.safetensors")'), encoding="utf-8")
+    rc, err = command()
+    assert rc == 0 and "4 of 4 tensors start from" in err, err
+    (bench.folder / "e.lisp").write_text(text.replace("  :seed seed", '  :seed seed\n  :init (from "s3://datasets/weights/none.safetensors")'), encoding="utf-8")
+    rc, err = command()
+    assert rc == 2 and "E-NET-019" in err and "e.lisp:" in err, err
+
+
 def test_two_writers_are_told_apart(bench: Bench) -> None:
     first = bench.start("two", "--steps", "1000000", "--set", "lr=1e-9", knobs=SMALL)
     try:

@@ -71,6 +71,23 @@ def test_ranges(store: Any) -> None:
     assert store.read("x", 1000) == b"" and store.read("x", 2000, 3000) == b""
 
 
+def test_names_are_raw(store: Any) -> None:
+    names = ["a b", "a%20b", "a+b", "\u00fc/\u00df", "x/y&z=1", "q?r#s"]
+    for name in names:
+        store.put(name, name.encode())
+    assert [e.name for e in store.entries()] == sorted(names)
+    for name in names:
+        assert store.read(name) == name.encode() and store.head(name).size == len(name.encode())
+    store.delete(names)
+    assert store.entries() == []
+
+
+def test_own_names_are_not_shown(store: Any) -> None:
+    for name in (".x", "a/.y", ".d/z", "b"):
+        store.put(name, b"1")
+    assert [e.name for e in store.entries()] == ["b"] and store.folders() == ["a"] and store.read(".x") == b"1"
+
+
 def test_what_is_missing(store: Any) -> None:
     for call in (lambda: store.read("no"), lambda: list(store.stream("no", 5, 9))):
         with pytest.raises(Missing) as caught:
@@ -101,6 +118,39 @@ def test_one_writer(store: Any) -> None:
 def test_unique_names_are_names_of_a_manifest(store: Any) -> None:
     name = store.unique("part-00001-of-00001.safetensors")
     assert name.endswith(".safetensors") and set(name) <= set("abcdefghijklmnopqrstuvwxyz0123456789.-")
+
+
+# --- folders alone ------------
+
+
+def test_a_folder_that_cannot_be_used(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"x")
+    inside = open_folder(str(tmp_path / "file" / "x"))
+    for call in (lambda: inside.put("a", b"1"), lambda: inside.hold({}), lambda: open_folder(str(tmp_path)).read("file/x"),
+                 lambda: open_folder(str(tmp_path / "file")).entries() or inside.folders()):
+        assert code(call) == "E-NET-024"
+
+
+def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = open_folder(str(tmp_path / "p"))
+    store.put("x", b"old")
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(StorageError) as caught:
+        store.put("x", b"new")
+    assert caught.value.reason == "No space left on device" and caught.value.diagnostic.code == "E-NET-024"
+    assert store.read("x") == b"old" and [p.name for p in (tmp_path / "p").iterdir()] == ["x"]
+
+
+def test_what_a_killed_writer_left_is_swept(tmp_path: Path) -> None:
+    store = open_folder(str(tmp_path / "p"))
+    store.put("step-1/x", b"1")
+    (tmp_path / "p/step-1/.tmp-99-aa").write_bytes(b"half")
+    (tmp_path / "p/.tmp-99-bb").mkdir()
+    assert store.sweep() == 2 and store.sweep() == 0 and store.read("step-1/x") == b"1"
 
 
 # --- locations ------------
@@ -203,6 +253,21 @@ def test_a_cut_answer_goes_on_where_it_was_cut(server: Server, place: str, monke
     assert store.read("x") == data and len(cuts) >= 9
 
 
+def test_listings_of_many_pages(server: Server, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, asked = server.storage(place), []
+    for i in range(8):
+        store.put(f"step-{i}/x", b"")
+    real = s3.Link.send
+
+    def send(self: Any, operation: str, key: str | None = None, **arguments: Any) -> Any:
+        asked.append(operation)
+        return real(self, operation, key, **arguments, **({"MaxKeys": 3} if operation == "list_objects_v2" else {}))
+
+    monkeypatch.setattr(s3.Link, "send", send)
+    assert [e.name for e in store.entries()] == [f"step-{i}/x" for i in range(8)] and len(asked) >= 3
+    assert store.folders() == [f"step-{i}" for i in range(8)]
+
+
 def test_orphaned_parts_are_swept(server: Server, place: str) -> None:
     store = server.storage(place)
     other = server.storage(f"{place}-other")
@@ -227,6 +292,50 @@ def test_a_failed_upload_is_aborted(server: Server, place: str, monkeypatch: pyt
         store.put("x", noise(30 * MIB))
     monkeypatch.undo()
     assert store.head("x") is None and store.sweep() == 0
+
+
+@pytest.mark.parametrize("operation", ["put_object", "create_multipart_upload", "upload_part", "complete_multipart_upload", "delete_object", "list_objects_v2"])
+def test_an_answer_that_is_lost(server: Server, place: str, monkeypatch: pytest.MonkeyPatch, operation: str) -> None:
+    """The request is done and its answer never comes: what was written is written once, and is ours."""
+    store, lost = server.storage(place), []
+    real = s3.Link.send
+
+    def send(self: Any, name: str, key: str | None = None, **arguments: Any) -> Any:
+        answer = real(self, name, key, **arguments)
+        if name == operation and not lost:
+            lost.append(name)
+            raise s3.Transient("lost")
+        return answer
+
+    monkeypatch.setattr(s3.Link, "send", send)
+    small, large = noise(1000), noise(17 * MIB)
+    store.put("small", small, absent=True)
+    store.put("large", large)
+    store.put("gone", b"x")
+    store.delete(["gone"])
+    assert [(e.name, e.size) for e in store.entries()] == [("large", 17 * MIB), ("small", 1000)] and lost
+    assert store.read("small") == small and store.read("large") == large
+    store.sweep()
+
+
+def test_an_upload_that_the_server_forgot_is_begun_anew(server: Server, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, forgotten = server.storage(place), []
+    real = s3.Link.send
+
+    def send(self: Any, name: str, key: str | None = None, **arguments: Any) -> Any:
+        if name == "upload_part" and not forgotten:
+            forgotten.append(real(self, "abort_multipart_upload", key, UploadId=arguments["UploadId"]))
+        return real(self, name, key, **arguments)
+
+    monkeypatch.setattr(s3.Link, "send", send)
+    store.put("x", noise(20 * MIB))
+    assert store.read("x") == noise(20 * MIB) and forgotten
+
+
+def test_a_certificate_that_is_none_is_told_at_once(server: Server) -> None:
+    storage = server.storage("datasets/x", AWS_ENDPOINT_URL=server.url.replace("http://", "https://"))
+    start = time.monotonic()
+    assert code(storage.entries) == "E-NET-011" and time.monotonic() - start < 10
 
 
 def test_a_server_that_restarts_in_mid_upload_is_waited_for(tmp_path: Path) -> None:
@@ -302,6 +411,26 @@ def test_a_dead_writer_of_this_machine_is_replaced_at_once(server: Server, place
     assert store.head(lease.NAME) is None
 
 
+def test_signs_of_life() -> None:
+    """A number that another process has by now, a zombie, and a process that may not be looked at."""
+    me = lease.identity()
+    assert lease.is_alive(me) and not lease.is_dead(me)
+    assert lease.is_dead({**me, "started": "1"}) and not lease.is_alive({**me, "started": "1"})
+    other = {**me, "machine": "elsewhere"}
+    assert not lease.is_dead(other) and not lease.is_alive(other)
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    try:
+        zombie = {**me, "pid": pid, "started": "5"}
+        end = time.monotonic() + 10
+        while not lease.is_dead(zombie) and time.monotonic() < end:
+            time.sleep(0.01)
+        assert lease.is_dead(zombie)
+    finally:
+        os.waitpid(pid, 0)
+
+
 @pytest.mark.parametrize("alive", [True, False])
 def test_a_writer_elsewhere_is_watched(server: Server, place: str, monkeypatch: pytest.MonkeyPatch, alive: bool) -> None:
     monkeypatch.setattr(lease, "BEAT", 0.1)
@@ -324,6 +453,19 @@ def test_a_writer_elsewhere_is_watched(server: Server, place: str, monkeypatch: 
         second.release()
     assert len(said) == 1 and "far" in said[0]
     first.release()
+
+
+def test_a_server_that_is_gone_does_not_keep_a_run_from_ending(server: Server, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "BEAT", 1.0)
+    hold = server.storage(place).hold({"run_id": "r1", "slug": "end"})
+
+    def gone(self: Any, *_: Any, **__: Any) -> None:
+        raise s3.Transient("gone")
+
+    monkeypatch.setattr(s3.Link, "send", gone)
+    start = time.monotonic()
+    hold.release()
+    assert time.monotonic() - start < 5
 
 
 def test_sixteen_writers_and_one_wins(server: Server, place: str) -> None:

@@ -10,7 +10,7 @@ import torch
 
 from sexpgpu.compiler import Selection, load, program, stages
 
-MODULES = ("nn", "rnn", "loss", "optim", "schedule", "init")
+MODULES = ("nn", "rnn", "loss", "optim", "schedule", "init", "flashcart")
 LIBRARY = Path(__file__).parents[2] / "lisp-stdlib"
 
 

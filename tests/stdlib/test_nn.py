@@ -13,6 +13,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from library import batch, double, made, parameters, put
 
+from sexpgpu.diagnostics import SexpError
+
 nn = torch.nn
 ROWS = 5
 
@@ -100,6 +102,8 @@ def test_batch_norm_trains_and_evaluates(tmp_path, shape):
 @pytest.mark.parametrize(("sizes", "kernel", "keys", "torch_keys"), [
     ((4, 7), "3", "", {}), ((4, 7, 6), "3", ":stride 2 :padding 1", {"stride": 2, "padding": 1}),
     ((4, 7, 6), "[3 2]", ":dilation [2 1] :groups 2", {"dilation": (2, 1), "groups": 2}), ((4, 3, 4, 3), "2", "", {}),
+    ((4, 7), "4", ":padding 'same", {"padding": "same"}),
+    ((4, 7, 6), "[3 2]", ":padding 'same :dilation [2 3]", {"padding": "same", "dilation": (2, 3)}),
 ])  # fmt: skip
 def test_convolution(tmp_path, sizes, kernel, keys, torch_keys):
     kind = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[len(sizes) - 2]
@@ -108,6 +112,11 @@ def test_convolution(tmp_path, sizes, kernel, keys, torch_keys):
     check(tmp_path, f"(convolution x 6 {kernel} {keys})", sizes, out, named("convolution", m, False), m)
     m = kind(4, 6, eval(kernel.replace(" ", ",")), bias=False, **torch_keys).double()
     check(tmp_path, f"(convolution x 6 {kernel} :bias false {keys})", sizes, out, named("convolution", m, False), m)
+
+
+def test_same_padding_has_stride_1(tmp_path):
+    with pytest.raises(SexpError, match="'same goes with :stride 1"):
+        made(tmp_path, "(defun f (x) (mean (convolution x 6 3 :padding 'same :stride 2)))", "(x f32 [4 7])")
 
 
 def test_transposed_convolution(tmp_path):

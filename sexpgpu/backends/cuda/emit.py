@@ -16,7 +16,7 @@ from sexpgpu.ops import table
 from sexpgpu.ops.random import DRAWS
 from sexpgpu.passes.schedule.fuse import PERSISTENT, REDUCTIONS, Kernel, element, form, joined, padded, reduced_shape
 from sexpgpu.passes.schedule.index import Expr, Index, Var, lift, offset, render, unravel
-from sexpgpu.passes.schedule.views import PLAIN, aligned, picked, through
+from sexpgpu.passes.schedule.views import PLAIN, aligned, picked, place_of, through
 
 TYPES = {
     "f32": "tl.float32", "f64": "tl.float64", "bf16": "tl.float32", "f16": "tl.float32", "i32": "tl.int32", "i64": "tl.int64",
@@ -42,13 +42,14 @@ class Emitted:
     """A kernel's source and what its arguments are, in order.
 
     arguments: ("read", node) ("store", node) ("partial", node, programs, elements) ("key", draw).
-    grid: programs.
+    grid: programs. aligned: tensors read only at the element that the program stores, so that it may be stored over them.
     """
 
     source: str
     arguments: list[tuple]
     grid: tuple[int, int]
     warps: int
+    aligned: frozenset[Node] = frozenset()
     partials: dict[Node, tuple[int, int]] = field(default_factory=dict)
 
 
@@ -136,6 +137,7 @@ class Emitter:
         self.names: dict[tuple, str] = {}
         self.axes: dict[str, tuple[bool, bool]] = {}  # name -> depends on (rows, columns)
         self.done: dict[Node, str] = {}
+        self.places: dict[Node, set[Expr]] = {}  # what is read -> where
         self.count = 0
         self.wide = any(n.type.size >= 1 << 31 for n in (*kernel.reads, *kernel.stores)) or self.rows * self.columns >= 1 << 31
         self.partials: dict[Node, tuple[int, int]] = {}
@@ -200,7 +202,8 @@ class Emitter:
         return self.compute(node, index, extra, key)
 
     def load(self, node: Node, index: Index, extra: tuple[str, ...], key: tuple) -> str:
-        place = offset(index, node.type.shape)
+        place = place_of(node, index)
+        self.places.setdefault(node, set()).add(place)
         axes = self.spread(place)
         for mask in extra:
             axes = tuple(a or b for a, b in zip(axes, self.axes[mask], strict=True))  # type: ignore[assignment]
@@ -413,7 +416,9 @@ class Emitter:
             lines, grid = self._loop()
         parameters = ", ".join(f"p{i}" for i in range(len(self.arguments)))
         source = f"@triton.jit\ndef {self.name}({parameters}):\n" + "".join(f"    {line}\n" for line in lines)
-        return Emitted(source, self.arguments, grid, self.blocks.warps, self.partials)
+        here = self.r * self.columns + self.c
+        aligned = frozenset(node for node, places in self.places.items() if places == {here}) if self.kind != "long" else frozenset()
+        return Emitted(source, self.arguments, grid, self.blocks.warps, aligned, self.partials)
 
     def _loop(self) -> tuple[list[str], tuple[int, int]]:
         """One program of kinds flat, rows and columns."""

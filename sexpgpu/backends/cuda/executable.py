@@ -1,104 +1,254 @@
-"""A graph as launches over tensors of one device. `run` gives the results; a plan of memory and capture lie above it."""
+"""A graph as launches over one planned arena of a device, in a fixed order, without a decision left for run time.
+
+Leaves are tensors that the caller owns and that stay where they are; results lie where the caller says (`into`) or in the
+arena, until the next run. `launch` does it all; a program captures it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
-from sexpgpu.backends.cuda import modules
-from sexpgpu.backends.cuda.emit import Emitter, choose_blocks
+from sexpgpu.backends.cuda import library, modules
+from sexpgpu.backends.cuda.emit import Emitted, Emitter, choose_blocks
 from sexpgpu.backends.interpreter.dtypes import TORCH
-from sexpgpu.ir import Node
+from sexpgpu.ir import DTYPES, Node
 from sexpgpu.ops import table
-from sexpgpu.ops.leaves import BOUND
 from sexpgpu.passes.schedule.decompose import decompose
-from sexpgpu.passes.schedule.fuse import Call, Kernel, Schedule, fuse
+from sexpgpu.passes.schedule.fuse import Call, Kernel, Launch, Operand, Schedule, fuse
+from sexpgpu.passes.schedule.memory import Life, Plan, plan
+from sexpgpu.passes.schedule.views import LAYOUTS
+
+Draws = Callable[[str, tuple], torch.Tensor]
 
 
-@dataclass
-class Step:
-    """One launch made ready: `go(tensors)`, the tensors it makes beside its stores."""
+class Compiled:
+    """The launches of a graph and the plan of their memory; no tensor exists yet.
 
-    launch: Any
-    function: Any = None
-    arguments: list[tuple] | None = None
-    grid: tuple[int, int] = (1, 1)
-    warps: int = 4
-    partials: Mapping[Node, tuple[int, int]] | None = None
+    kept: results that must outlive the run in memory of their own (the others may share it with later values).
+    into: results that the caller places, name -> the leaf that they replace, or None.
+    """
 
-
-class Executable:
-    """The launches of `results` on `device` ("cuda", or "cpu" under Triton's interpreter)."""
-
-    def __init__(self, results: Mapping[str, Node], device: str = "cuda"):
+    def __init__(self, results: Mapping[str, Node], into: Mapping[str, Node | None] | None = None, device: str = "cuda"):
         self.device = device
         self.results = decompose(results)
+        self.into = dict(into or {})
         self.schedule: Schedule = fuse(self.results)
-        self.steps = [self._step(launch) for launch in self.schedule.launches]
+        self.emitted: dict[Launch, Emitted] = {}
+        for launch in self.schedule.launches:
+            if isinstance(launch, Kernel) and launch.rows * launch.columns:
+                self.emitted[launch] = Emitter(launch, choose_blocks(launch, device)).emit()
+        self.placed: dict[Node, str] = {}  # node -> the result whose place it is stored at
+        self._calls = {l.node for l in self.schedule.launches if isinstance(l, Call)}
+        hazards = self._hazards()
+        for name in self.into:
+            node = self.results[name]
+            if node not in self.placed and node in self.schedule.kept and name not in hazards and node.op not in LAYOUTS:
+                self.placed[node] = name
+        self.plan: Plan = plan(self._lives())
 
-    def _step(self, launch: Any) -> Step:
-        if isinstance(launch, Call):
-            return Step(launch)
-        emitted = Emitter(launch, choose_blocks(launch, self.device)).emit()
+    def _hazards(self) -> set[str]:
+        """Results that may not be written over the leaf they replace while the step still reads it."""
+        found = set()
+        for name, leaf in self.into.items():
+            if leaf is None:
+                continue
+            node = self.results[name]
+            writer = next((i for i, l in enumerate(self.schedule.launches) if node in l.stores), None)
+            if writer is None:
+                continue
+            for i, launch in enumerate(self.schedule.launches):
+                if leaf in launch.reads and (i > writer or (i == writer and not self._in_place(launch, leaf))):
+                    found.add(name)
+        return found
+
+    def _in_place(self, launch: Launch, leaf: Node) -> bool:
+        return isinstance(launch, Kernel) and launch in self.emitted and leaf in self.emitted[launch].aligned
+
+    def _lives(self) -> dict[Any, Life]:
+        lives: dict[Any, Life] = {}
+        last: dict[Node, int] = {}
+        end = len(self.schedule.launches)
+        for i, launch in enumerate(self.schedule.launches):
+            for base in launch.reads:
+                last[base] = i
+        kept = set(self.results.values())
+        for i, launch in enumerate(self.schedule.launches):
+            for node in launch.stores:
+                if node in self.placed or not self._planned(node):
+                    continue
+                lives[node] = Life(max(1, node.type.bytes), i, end if node in kept else last.get(node, i))
+            if launch in self.emitted:
+                for unit, (programs, elements) in self.emitted[launch].partials.items():
+                    if programs > 1:
+                        lives["partial", unit] = Life(programs * elements * max(4, DTYPES[unit.type.dtype]), i, i)
+        return lives
+
+    def _planned(self, node: Node) -> bool:
+        """Whether the arena holds it; a library that allocates gives its own memory."""
+        return node not in self._calls or node.op in library.OUT
+
+    @property
+    def leaves(self) -> list[Node]:
+        """The leaves that it reads, in the order of first use."""
+        found: dict[Node, None] = {}
+        for launch in self.schedule.launches:
+            for base in launch.reads:
+                if table()[base.op].lowering.kind == "leaf" and base.op != "constant":
+                    found.setdefault(base)
+        for node in self.results.values():
+            if table()[node.op].lowering.kind == "leaf" and node.op != "constant":
+                found.setdefault(node)
+        return list(found)
+
+
+class Bound:
+    """A compiled graph over tensors: `leaves` node -> tensor, `into` result name -> tensor, `arena` bytes of its plan."""
+
+    def __init__(self, compiled: Compiled, leaves: Mapping[Node, torch.Tensor], into: Mapping[str, torch.Tensor], arena: torch.Tensor | None, draws: Draws, deterministic: bool = True):
+        self.compiled, self.draws = compiled, draws
+        self.attention = library.Attention(deterministic)
+        self.device = torch.device(compiled.device)
+        self.arena = torch.zeros(compiled.plan.size, dtype=torch.uint8, device=self.device) if arena is None else arena
+        self.values: dict[Node, Any] = dict(leaves)
+        for node, name in compiled.placed.items():
+            self.values[node] = into[name]
+        for key, start in compiled.plan.offsets.items():
+            if isinstance(key, Node):
+                self.values[key] = self._view(start, key.type.shape, TORCH[key.type.dtype])
+        self.work: list[Callable[[], None]] = []
+        self._last = self._last_uses()
+        for i, launch in enumerate(compiled.schedule.launches):
+            if isinstance(launch, Call):
+                self.work.append(self._call(i, launch))
+            elif launch in compiled.emitted:
+                self.work += self._kernel(launch)
+        self.results: dict[str, Callable[[], torch.Tensor]] = {}
+        for name, node in compiled.results.items():
+            if name in into and compiled.placed.get(node) != name:
+                self.work.append(partial(self._copy, into[name], node))
+        self.into = dict(into)
+
+    def _view(self, start: int, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        count = 1
+        for n in shape:
+            count *= n
+        size = count * torch.empty((), dtype=dtype).element_size()
+        return self.arena[start : start + size].view(dtype).view(tuple(shape))
+
+    def _last_uses(self) -> dict[int, list[Node]]:
+        """Launch -> tensors of libraries that it is the last to read."""
+        last: dict[Node, int] = {}
+        for i, launch in enumerate(self.compiled.schedule.launches):
+            for base in launch.reads:
+                if base not in self.values and base.op != "constant":
+                    last[base] = i
+        kept = set(self.compiled.results.values())
+        found: dict[int, list[Node]] = {}
+        for node, i in last.items():
+            if node not in kept:
+                found.setdefault(i, []).append(node)
+        return found
+
+    def _copy(self, target: torch.Tensor, node: Node) -> None:
+        target.copy_(self.value(node))
+
+    def value(self, node: Node) -> torch.Tensor:
+        """The tensor of a kept node, or of a constant."""
+        if node.op == "constant":
+            with torch.device(self.device):
+                return table()["constant"].reference(torch, node, [])
+        tensor = self.values[node]
+        order = LAYOUTS.get(node.op)
+        return tensor.permute(order) if order is not None and len(order) == node.type.rank else tensor
+
+    def _operand(self, o: Operand) -> torch.Tensor:
+        base = self.value(o.base)
+        return torch.as_strided(base, o.shape, o.strides, base.storage_offset() + o.start)
+
+    def _call(self, number: int, launch: Call) -> Callable[[], None]:
+        node = launch.node
+        function = library.OUT.get(node.op)
+        dead = self._last.get(number, [])
+
+        def run() -> None:
+            operands = [self._operand(o) for o in launch.operands]
+            if function is not None:
+                function(node, *operands, self.values[node])
+            elif node in self.compiled.placed:
+                self.values[node].copy_(library.call(node, operands, self.device, self.attention))
+            else:
+                self.values[node] = library.call(node, operands, self.device, self.attention)
+            for gone in dead:
+                self.values.pop(gone, None)
+
+        return run
+
+    def _kernel(self, launch: Kernel) -> list[Callable[[], None]]:
+        emitted = self.compiled.emitted[launch]
         function = modules.load(emitted.source, "kernel")
-        return Step(launch, function, emitted.arguments, emitted.grid, emitted.warps, emitted.partials)
-
-    def run(self, bindings: Mapping[Node, torch.Tensor], draws: Any = None) -> dict[str, torch.Tensor]:
-        """Runs every launch on fresh tensors: for tests."""
-        values: dict[Node, torch.Tensor] = {leaf: t.to(self.device) for leaf, t in bindings.items()}
-        for step in self.steps:
-            if isinstance(step.launch, Call):
-                values[step.launch.node] = call(step.launch, values, self.device)
-            else:
-                self._launch(step, values, draws)
-        return {name: values[node] if node.op != "constant" else table()["constant"].reference(torch, node, []) for name, node in self.results.items()}
-
-    def _launch(self, step: Step, values: dict[Node, torch.Tensor], draws: Any) -> None:
-        kernel: Kernel = step.launch
-        for unit in kernel.units:
-            if unit in kernel.stores or (step.partials and unit in step.partials):
-                values[unit] = torch.empty(unit.type.shape, dtype=TORCH[unit.type.dtype], device=self.device)
-        rest: list[tuple[Node, torch.Tensor]] = []
-        arguments = []
-        for what, *parts in step.arguments or []:
-            if what in ("read", "store"):
-                tensor = values[parts[0]]
-                arguments.append(tensor.view(torch.int8) if tensor.dtype == torch.bool else tensor)
-            elif what == "partial":
-                unit = parts[0]
-                programs, elements = (step.partials or {})[unit]
+        number = self.compiled.schedule.launches.index(launch)
+        dead = self._last.get(number, [])
+        late = any(what in ("read",) and parts[0] not in self.values for what, *parts in emitted.arguments)
+        partials = {}
+        for unit, (programs, elements) in emitted.partials.items():
+            if programs > 1:
                 dtype = torch.int32 if unit.type.dtype == "bool" else torch.float32 if unit.type.dtype in ("bf16", "f16") else TORCH[unit.type.dtype]
-                partial = torch.empty((programs, elements), dtype=dtype, device=self.device)
-                rest.append((unit, partial))
-                arguments.append(partial)
-            else:
-                arguments.append(draws(what, parts))
-        step.function[step.grid](*arguments, num_warps=step.warps)
-        for unit, partial in rest:
-            values[unit].copy_(_whole(unit, partial).reshape(unit.type.shape))
+                partials[unit] = self._view(self.compiled.plan.offsets["partial", unit], (programs, elements), dtype)
+
+        def arguments() -> list[Any]:
+            found = []
+            for what, *parts in emitted.arguments:
+                if what in ("read", "store"):
+                    tensor = self.values[parts[0]]
+                    found.append(tensor.view(torch.int8) if tensor.dtype == torch.bool else tensor)
+                elif what == "partial":
+                    found.append(partials[parts[0]])
+                else:
+                    found.append(self.draws(what, tuple(parts)))
+            return found
+
+        fixed = None if late else arguments()
+
+        def run() -> None:
+            function[emitted.grid](*(arguments() if fixed is None else fixed), num_warps=emitted.warps)
+            for unit, tensor in partials.items():
+                target = self.values[unit]
+                target.copy_(whole(unit, tensor).reshape(target.shape))
+            for gone in dead:
+                self.values.pop(gone, None)
+
+        return [run]
+
+    def launch(self) -> None:
+        """Every launch, in order, on the current stream."""
+        for work in self.work:
+            work()
+
+    def result(self, name: str) -> torch.Tensor:
+        """A result, after `launch`."""
+        return self.into[name] if name in self.into else self.value(self.compiled.results[name])
 
 
-def _whole(unit: Node, partial: torch.Tensor) -> torch.Tensor:
+def whole(unit: Node, parts: torch.Tensor) -> torch.Tensor:
+    """A reduction of its partial results [programs elements]."""
     if unit.op == "sum":
-        return partial.sum(0)
+        return parts.sum(0)
     if unit.op == "prod":
-        return partial.prod(0)
-    low = unit.op in ("reduce-min", "reduce-all")
-    return partial.amin(0) if low else partial.amax(0)
+        return parts.prod(0)
+    return parts.amin(0) if unit.op in ("reduce-min", "reduce-all") else parts.amax(0)
 
 
-def call(launch: Call, values: Mapping[Node, torch.Tensor], device: str) -> torch.Tensor:
-    """A library call by the op's reference."""
-    node = launch.node
-    operands = []
-    for o in launch.operands:
-        base = values[o.base] if o.base.op != "constant" else table()["constant"].reference(torch, o.base, [])
-        operands.append(torch.as_strided(base, o.shape, o.strides, o.start))
-    with torch.device(device):
-        return table()[node.op].reference(torch, node, operands).contiguous()
+def run_graph(results: Mapping[str, Node], bindings: Mapping[Node, torch.Tensor], device: str, draws: Draws | None = None) -> dict[str, torch.Tensor]:
+    """The results of a graph, once: for tests and checks."""
 
+    def none(what: str, parts: tuple) -> torch.Tensor:
+        raise LookupError("this graph draws")
 
-__all__ = ["BOUND", "Executable", "call"]
+    compiled = Compiled(results, None, device)
+    bound = Bound(compiled, {leaf: t.to(device) for leaf, t in bindings.items()}, {}, None, draws or none)
+    bound.launch()
+    return {name: bound.result(name) for name in results}

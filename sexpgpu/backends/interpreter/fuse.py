@@ -111,6 +111,12 @@ def matrix_product(node: Node) -> Step | None:
     return Step((node,), node.inputs, f"{call}).view({node.type.shape})", True)
 
 
+def _is_product(graph: Graph, node: Node) -> bool:
+    """Whether a matrix product, with or without a sum, gives the node: then its rows lie one after another."""
+    products = (node,) if node.op == "matmul" else node.inputs if node.op == "+" else ()
+    return any(p.op == "matmul" and (p is node or graph.once(p)) and matrix_product(p) is not None for p in products)
+
+
 def _add_product(graph: Graph, node: Node) -> Iterator[Step]:
     """product + bias, or product + something of its shape."""
     for product, other in (node.inputs, node.inputs[::-1]):
@@ -122,7 +128,9 @@ def _add_product(graph: Graph, node: Node) -> Iterator[Step]:
             continue
         base = "{0}" if bias else _rows(other) % 0
         tail = "" if node.type.rank == 2 else f".view({node.type.shape})"
-        over = {} if bias or tail else {0: "{0}.addmm_({1}, {2})"}
+        over = {}
+        if not bias and (not tail or _is_product(graph, other)):
+            over = {0: f"{base.replace('reshape', 'view')}.addmm_({_rows(a) % 1}, {{2}}){tail}"}
         call = f"addmm({base}, {_rows(a) % 1}, {{2}}"
         into = "" if tail else call + ", out={out})"
         yield Step((node,), (other, a, b), f"{call}){tail}", True, over, into)

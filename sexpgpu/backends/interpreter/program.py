@@ -19,6 +19,7 @@ from sexpgpu.backends.interpreter.draws import Ahead, StepContext
 from sexpgpu.backends.interpreter.executable import Executable
 from sexpgpu.backends.interpreter.flat import Flat, flatten
 from sexpgpu.backends.interpreter.indices import refuse_index
+from sexpgpu.backends.interpreter.memory import keep_freed
 from sexpgpu.experiment.traced import AVERAGE
 from sexpgpu.ir import Node
 from sexpgpu.ops.initial import initial_value
@@ -87,6 +88,7 @@ class InterpreterProgram:
     device = "cpu"
 
     def __init__(self, staged: Any, threads: int | None):
+        keep_freed()
         self.staged, self.traced, self.config = staged, staged.traced, staged.run
         self.threads = threads or torch.get_num_threads()
         torch.set_num_threads(self.threads)
@@ -101,6 +103,8 @@ class InterpreterProgram:
         self._arena = Arena(self._flat(), self.schema())
         self.values: dict[str, Any] = self._arena.tensors  # state names -> tensors, for good
         self._known = {source: self.values[name] for name, source in self._full.items()}
+        for name, value in self.config.statistics.items():
+            self._known["statistic", name] = torch.tensor(value, dtype=self.dtype)
         self._update = self._bound_update()
         self._forward = {logged: self._bound_forward(logged) for logged in (False, True)}  # a mistake must not wait
         self._sums: list[Any] | None = None  # gradients summed over micro-batches
@@ -126,7 +130,8 @@ class InterpreterProgram:
         flat, arena = self._arena.flat, self._arena
         into = {name: flat.homes.get(name) for name in flat.results if name.startswith(("param/", "opt/", "ema/"))}
         scratch = [*flat.homes.values(), *flat.gradients.values()]
-        self._kept = [name for name in flat.results if name not in into]
+        kept = [name for name in flat.results if name not in into]
+        self._kept = sorted(kept, key=lambda name: name != "gradient-norm")  # it decides whether anything is written
         executable = Executable(flat.results, into, scratch, self._kept)
         known = {leaf: arena.place(name) for name, leaf in flat.homes.items()}
         known |= {leaf: arena.gradients[name] for name, leaf in flat.gradients.items()}
@@ -134,9 +139,9 @@ class InterpreterProgram:
             known.setdefault(leaf, self._known.get(source_of(leaf)))
         return Bound(executable, known, [arena.place(name) for name in into])
 
-    def _bound_forward(self, logged: bool) -> Bound:
-        """From a batch to the loss, and each gradient where it belongs."""
-        results = self.staged.micro(logged)
+    def _bound_forward(self, logged: bool, staged: Any = None) -> Bound:
+        """From a batch to the loss, and each gradient where it belongs; `staged` is that of another capacity."""
+        results = (staged or self.staged).micro(logged)
         names = [name for name in results if name.startswith("gradient/")]
         executable = Executable(results, dict.fromkeys(names))
         known = {leaf: self._known.get(source_of(leaf)) for leaf in executable.leaves}
@@ -195,7 +200,7 @@ class InterpreterProgram:
     def step(self, batch: Mapping[str, Any], logged: bool) -> Result:
         """One optimizer step over a whole batch."""
         with torch.inference_mode():
-            forward, size, parts = self._forward[logged], self.traced.samples, []
+            forward, size, parts = self._fitting(batch, logged), self.traced.samples, []
             for part in range(self.config.accumulate):
                 rows = slice(part * size, (part + 1) * size) if self.config.accumulate > 1 else None
                 context = StepContext(self.config.seed, self.updates, part * size, size, self._ahead)
@@ -205,6 +210,14 @@ class InterpreterProgram:
                 if self.config.accumulate > 1:
                     self._add_gradients(part)
             return self._finish(parts)
+
+    def _fitting(self, batch: Mapping[str, Any], logged: bool) -> Bound:
+        """The graph of the batch's capacity; each but the largest is compiled when it first comes."""
+        data = self.config.data
+        if not data.source.structures or capacity_of(batch) == data.capacity:
+            return self._forward[logged]
+        capacity = capacity_of(batch)
+        return self._graph((capacity, logged), lambda: self._bound_forward(logged, self.staged.at(capacity)))
 
     def _run(self, bound: Bound, fields: Mapping[str, Any], context: StepContext) -> tuple[Any, ...]:
         try:
@@ -254,8 +267,10 @@ class InterpreterProgram:
         return Result(loss, norm, rates, not fell, metrics, taps, count if "count" in parts[0] else None, fell)
 
     def evaluate(self, name: str, batch: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
-        samples = len(next(iter(batch.values())))
-        entries, compiled = self._graph(("eval", name, samples), lambda: self._evaluation(name, samples))
+        packed = "graph-mask" in batch
+        samples = float(np.sum(batch["graph-mask"])) if packed else len(next(iter(batch.values())))
+        size = capacity_of(batch) if packed else samples
+        entries, compiled = self._graph(("eval", name, size), lambda: self._evaluation(name, size))
         with torch.inference_mode():
             leaves = self._leaves(batch)
             if self._weights[name] == "ema":
@@ -265,8 +280,8 @@ class InterpreterProgram:
         weights = {e.name: samples for e in entries if e.count is None}
         return {n: (t * weights[n], weights[n]) if n in weights else (t, c) for n, (t, c) in _metrics([out]).items()}
 
-    def _evaluation(self, name: str, samples: int) -> tuple[Any, Compiled]:
-        entries, results = self.staged.evaluation(name, samples)
+    def _evaluation(self, name: str, size: Any) -> tuple[Any, Compiled]:
+        entries, results = self.staged.evaluation(name, size)
         return entries, Compiled(results)
 
     def _evaluated(self, compiled: Compiled, leaves: Mapping[tuple[str, str], Any]) -> dict[str, Any]:
@@ -281,6 +296,11 @@ class InterpreterProgram:
     def close(self) -> None:
         self._graphs.clear()
         self._ahead.close()
+
+
+def capacity_of(batch: Mapping[str, Any]) -> tuple[int, int, int]:
+    """Structures, atoms and edges that a packed batch has room for."""
+    return len(batch["graph-mask"]), len(batch["atom-mask"]), len(batch["edge-mask"])
 
 
 def _path(spec: Any) -> str:

@@ -88,7 +88,8 @@ def _state(traced: TracedRun, state: Mapping[str, torch.Tensor]) -> dict[tuple[s
     for kind, specs in (("param", traced.params), ("state", traced.states)):
         for name, spec in specs.items():
             bound[kind, str(spec.node.attrs["path"])] = state[f"{kind}/{name}"].cpu()
-    return bound
+    dtype = torch.float64 if traced.run.precision == "f64" else torch.float32
+    return bound | {("statistic", name): torch.tensor(value, dtype=dtype) for name, value in traced.run.statistics.items()}
 
 
 def _fields(batch: Mapping[str, Any], dtype: torch.dtype) -> dict[tuple[str, str], Any]:

@@ -103,20 +103,6 @@ Right:
     --checkpoint-dir checkpoints --resume latest
 """,
     ),
-    "E-CKPT-008": Entry(
-        "forks come later",
-        """\
-The run would go on from a checkpoint of one location and save in another.
-
-Why: That starts a second history, which this version does not keep yet.
-
-Wrong:
-    --resume a/step-10 --checkpoint-dir b
-
-Right:
-    --resume a/step-10 --checkpoint-dir a
-""",
-    ),
     "E-CKPT-009": Entry(
         "newer checkpoints exist",
         """\
@@ -129,6 +115,7 @@ Wrong:
 
 Right:
     --resume latest --checkpoint-dir a
+    --resume a/step-10 --checkpoint-dir b   # a fork, a run of its own
     --resume a/step-10   # saves nothing
 """,
     ),
@@ -163,15 +150,17 @@ Right:
     "E-CKPT-012": Entry(
         "checkpoint not written",
         """\
-Writing a checkpoint failed, often because the disk is full.
+Writing a checkpoint failed: a full disk or quota, one that became read-only, a limit on the size of files, a store out of reach.
 
-Why: The older checkpoints are as they were. In the middle of a run this is a warning; at its end it is exit code 3.
+Why: The older checkpoints are as they were. In the middle of a run this is a warning and the next one is tried; at its
+end, or when a signal ends it, it is exit code 3. The message says what mends it, then --resume latest goes on.
 
 Wrong:
     a full disk
 
 Right:
     room on it, or fewer kept: :keep 1
+    another place: --checkpoint-dir /larger/disk
 """,
     ),
     "E-CKPT-020": Entry(

@@ -404,9 +404,10 @@ Right:
     "E-DATA-030": Entry(
         "rows and sequences",
         """\
-`batches` is asked of a sequence of tokens, or `windows` of rows.
+`batches` is asked of a sequence of tokens, or `windows` of rows, or either of atomic structures.
 
-Why: `text` and `tokens` are one long sequence, which `windows` cuts into samples; the other formats have a sample a row.
+Why: `text` and `tokens` are one long sequence, which `windows` cuts into samples; `extxyz` has structures, which `graphs`
+packs; the other formats have a sample a row.
 
 Wrong:
     (batches corpus :batch 32)
@@ -637,6 +638,50 @@ Wrong:
 
 Right:
     sexpgpu data build b.jsonl --out data-b
+""",
+    ),
+    "E-DATA-060": Entry(
+        "not a frame of extended XYZ",
+        """\
+A frame is the number of atoms, a line of key=value pairs, and a line for each atom. The message names frame and line.
+
+Why: What is not as Properties say would train on other numbers than those meant.
+
+Wrong:
+    2
+    Properties=species:S:1:pos:R:3:forces:R:3 energy=-1.5
+    H 0 0 0                                 ; no forces
+
+Right:
+    H 0 0 0 0.1 0 -0.2
+""",
+    ),
+    "E-DATA-061": Entry(
+        "a frame without a label that is required",
+        """\
+Every frame has the labels that `:required` names, under the keys that the source states.
+
+Why: A frame without a label would train on zeros.
+
+Wrong:
+    (extxyz "set.extxyz" :elements (H O) :cutoff 5)     ; the file has REF_energy=…
+
+Right:
+    (extxyz "set.extxyz" :elements (H O) :cutoff 5 :energy-key "REF_energy")
+""",
+    ),
+    "E-DATA-062": Entry(
+        "an element that is not named",
+        """\
+The file has an element that `:elements` of its source does not name.
+
+Why: Parameters belong to elements, so their number is stated in the file and does not depend on its data.
+
+Wrong:
+    (extxyz "ethanol.extxyz" :elements (H C) :cutoff 5)
+
+Right:
+    (extxyz "ethanol.extxyz" :elements (H C O) :cutoff 5)
 """,
     ),
     "W-DATA-001": Entry(

@@ -3,20 +3,6 @@
 from sexpgpu.diagnostics.core import Entry
 
 CODES: dict[str, Entry] = {
-    "E-NET-001": Entry(
-        "buckets come later",
-        """\
-A location is an s3:// address.
-
-Why: This version reads and writes local files only.
-
-Wrong:
-    --checkpoint-dir s3://bucket/run
-
-Right:
-    --checkpoint-dir checkpoints
-""",
-    ),
     "E-NET-002": Entry(
         "unknown storage scheme",
         """\

@@ -9,7 +9,8 @@ CODES: dict[str, Entry] = {
         """\
 The loss or the norm of its gradient became infinite or NaN.
 
-Why: The step is not applied, so the weights and the last checkpoint are still good.
+Why: The step is not applied, so the weights and the last checkpoint are still good. The notes name the first op that made
+a number which is not finite, with its operands and samples; `sexpgpu autopsy` shows it again.
 
 Wrong:
     :optimizer (adamw :lr 10.0)
@@ -243,6 +244,21 @@ Wrong:
 
 Right:
     sexpgpu.load("digits.lisp", set={"lr": 1e-3})
+""",
+    ),
+    "E-RUN-055": Entry(
+        "a calculator that cannot be",
+        """\
+`sexpgpu.ase.Calculator` needs a run that trains on atomic structures, and a function of their fields that returns energies
+and forces. The message says what is missing.
+
+Why: The calculator knows atoms, a cell and elements, no labels; everything else is the file's.
+
+Wrong:
+    (defun energy-forces (positions energy) …)      ; atoms have no energy to give
+
+Right:
+    (defun energy-forces (positions offsets species senders receivers graph graph-mask) …)
 """,
     ),
     "E-RUN-040": Entry(

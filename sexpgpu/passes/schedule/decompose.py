@@ -20,7 +20,14 @@ MOVES = ("reshape", "transpose", "slice", "squeeze", "expand-dims", "flip")
 
 def decompose(results: Mapping[str, Node], origins: Origins | None = None) -> dict[str, Node]:
     """The graph without composites. Runs after gradients are expanded and precision is applied."""
-    return rewrite(results, _rule, origins)
+    return {name: _wide(node) for name, node in rewrite(results, _rule, origins).items()}
+
+
+def _wide(node: Node) -> Node:
+    """A result that is a product of bf16 operands cast to f32 keeps its sums: no pass over it, and no rounding."""
+    if node.op == "cast" and node.type.dtype == "f32" and node.inputs[0].op == "matmul" and node.inputs[0].type.dtype in ("bf16", "f16"):
+        return build("matmul-f32", *node.inputs[0].inputs)
+    return node
 
 
 def _rule(node: Node, inputs: tuple[Node, ...]) -> Node | None:

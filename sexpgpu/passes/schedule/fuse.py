@@ -17,7 +17,7 @@ from sexpgpu.ir import Node, postorder
 from sexpgpu.ops import table
 from sexpgpu.ops.leaves import BOUND
 from sexpgpu.passes.schedule.index import Expr, Index, Var, lift, offset, unravel
-from sexpgpu.passes.schedule.views import CHOOSING, PLAIN, VIEWS, aligned, picked, strided, through
+from sexpgpu.passes.schedule.views import CHOOSING, PLAIN, VIEWS, aligned, picked, place_of, strided, through
 
 REDUCTIONS = frozenset({"sum", "reduce-max", "reduce-min", "reduce-all", "reduce-any", "prod"})
 #: pointwise by meaning, but computed by a call
@@ -153,6 +153,7 @@ class Fuser:
         self.kept: set[Node] = set()
         self.weights: dict[Node, tuple[int, int]] = {}
         self.loads: dict[Node, dict[Node, int]] = {}
+        self._scalars: list[_Group] = []
         self._choose()
 
     # --- which values are units ---
@@ -237,7 +238,7 @@ class Fuser:
             return
         seen.add((node, index, first))
         if not first and (node in self.kept or self.kinds[node] == "leaf"):
-            yield node, offset(index, node.type.shape)
+            yield node, place_of(node, index)
             return
         for operand, at in self.operands(node, index):
             yield from self.reads(operand, at, False, seen)
@@ -288,11 +289,56 @@ class Fuser:
                 rows, size = spans(node, self._point(node))
                 found = _Group(len(launches), size)
                 found.rows = rows
+                if size == 1:
+                    self._scalars.append(found)
                 groups.append(found)
                 launches.append(found)
                 ancestors.append(0)
             self._add(found, node, touching, home, ancestors)
+        self._sink(launches, home)
         return self._finish(launches, home)
+
+    def _sink(self, launches: list[_Group | Call], home: dict[Node, int]) -> None:
+        """Moves a pointwise unit that one other kernel alone reads into that kernel, where this spares memory traffic."""
+        results = set(self.results.values())
+        own = {u: self._bases(u, g) for g in launches if isinstance(g, _Group) for u in g.units}
+        readers: dict[Node, set[int]] = {}
+        for number, launch in enumerate(launches):
+            for base in launch.reads if isinstance(launch, Call) else [b for u in launch.units for b in own[u]]:
+                readers.setdefault(base, set()).add(number)
+        for unit in reversed(self.order):
+            if unit not in own or not self._point(unit) or unit in results or len(readers.get(unit, ())) != 1:
+                continue
+            source, target = launches[home[unit]], launches[next(iter(readers[unit]))]
+            if source is target or not isinstance(target, _Group) or not isinstance(source, _Group) or not self._takes(target, unit):
+                continue
+            others = {b for u in source.units if u is not unit for b in own[u]}
+            new = {b for u in target.units for b in own[u]}
+            gain = 2 * unit.type.bytes + sum(b.type.bytes for b in own[unit] if b not in others)
+            if gain <= sum(b.type.bytes for b in own[unit] if b not in new) or len(new | set(own[unit])) + len(target.units) >= MAX_READS:
+                continue
+            source.units.remove(unit)
+            target.units = [unit, *target.units]
+            home[unit] = target.number
+            own[unit] = self._bases(unit, target)
+            for group in (source, target):
+                group.reads = {b: b.type.bytes for u in group.units for b in own[u]}
+            for base in own[unit]:
+                readers.setdefault(base, set()).add(target.number)
+                if base not in source.reads:
+                    readers[base].discard(source.number)
+
+    def _bases(self, unit: Node, group: _Group) -> list[Node]:
+        return list(dict.fromkeys(base for base, _ in self._unit_reads(unit, group.rows or 1, group.columns)))
+
+    def _takes(self, group: _Group, unit: Node) -> bool:
+        """Whether the unit runs over the group's elements, and each of the group reads it at its own."""
+        shape = self._shape_for(group, unit)
+        if shape is None or shape != (group.rows or 1, group.columns):
+            return False
+        r, c = lift(Var("r", shape[0])), lift(Var("c", shape[1]))
+        here = r if unit.type.size == shape[0] and unit.type.size != group.size else r * shape[1] + c
+        return all(place == here for u in group.units for base, place in self._unit_reads(u, *shape) if base is unit)
 
     def _point(self, node: Node) -> bool:
         return self.kinds[node] != "reduction"
@@ -338,6 +384,9 @@ class Fuser:
         for base in bases:
             for group in touching.get(base, ()):
                 candidates[group] = candidates.get(group, 0) + base.type.bytes
+        if size == 1 and point:  # scalars share a launch whatever they read
+            for group in self._scalars:
+                candidates.setdefault(group, 0)
         for group in sorted(candidates, key=lambda g: (-candidates[g], -g.number)):
             if self._fits(group, node, bases, home, ancestors):
                 return group
@@ -394,7 +443,11 @@ class Fuser:
                 known.append(group)
 
     def _finish(self, launches: list[_Group | Call], home: Mapping[Node, int]) -> Schedule:
-        reads = [l.reads if isinstance(l, Call) else [b for b in l.reads if home.get(b) != l.number] for l in launches]
+        emptied = {i for i, l in enumerate(launches) if isinstance(l, _Group) and not l.units}
+        numbers = {i: n for n, i in enumerate(i for i in range(len(launches)) if i not in emptied)}
+        reads = [l.reads if isinstance(l, Call) else [b for b in l.reads if home.get(b) != l.number] for l in launches if not isinstance(l, _Group) or l.units]
+        home = {node: numbers[i] for node, i in home.items()}
+        launches = [l for i, l in enumerate(launches) if i not in emptied]
         outside: set[Node] = set(self.results.values())
         for bases in reads:
             outside |= {b for b in bases if b in home}

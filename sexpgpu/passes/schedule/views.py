@@ -37,6 +37,18 @@ def aligned(index: Index, shape: tuple[int, ...]) -> Index:
     return tuple(Expr() if size == 1 else i for i, size in zip(tail, shape, strict=True))
 
 
+#: op -> order of the axes in memory of its result of four axes [b h t d]: heads lie between positions and their elements
+LAYOUTS = {"attend": (0, 2, 1, 3), "attend-grad": (0, 2, 1, 3)}
+
+
+def place_of(node: Node, index: Index) -> Expr:
+    """Where an element of a kept tensor lies in memory, in elements."""
+    order = LAYOUTS.get(node.op)
+    if order is None or node.type.rank != len(order):
+        return offset(index, node.type.shape)
+    return offset(tuple(index[a] for a in order), tuple(node.type.shape[a] for a in order))
+
+
 def picked(node: Node, index: Index, number: object) -> tuple[Node, Index, Node, Index]:
     """Of gather, embed and take-along: (operand, its index, indices, their index); `number` tells the read value."""
     x, places = node.inputs
@@ -61,7 +73,7 @@ def strided(node: Node, stop: frozenset[Node] | set[Node]) -> tuple[Node, tuple[
         base, index = through(base, index)
     if base not in stop and base.op in CHOOSING:
         return None
-    place = offset(index, base.type.shape)
+    place = place_of(base, index)
     steps = dict.fromkeys(axes, 0)
     for atom, k in place.terms:
         if not isinstance(atom, Var) or k < 0:

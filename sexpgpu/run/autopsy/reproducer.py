@@ -94,8 +94,8 @@ def read(folder: Path) -> Reproducer:
         raw = json.loads(_bytes(folder / NAME))
         if raw.get("format") != FORMAT:
             fail("E-RUN-040", f"{folder / NAME} has format {raw.get('format')!r}; this version reads format {FORMAT}")
-        known = {f.name for f in fields(Facts)}
-        facts = Facts(**{name: tuple(value) if isinstance(value, list) else value for name, value in raw.items() if name in known})
+        values: dict[str, Any] = {f.name: raw[f.name] for f in fields(Facts)}
+        facts = Facts(**values | {"sets": tuple(map(str, raw["sets"])), "said": tuple(map(str, raw["said"]))})
         program = (folder / "program" / facts.file).resolve()
         if not program.is_relative_to((folder / "program").resolve()) or not program.is_file():
             raise Torn("it has no program")

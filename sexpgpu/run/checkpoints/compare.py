@@ -111,7 +111,9 @@ def equal(old: Any, new: Any) -> bool:
     if old == new:
         return type(old) is not bool and type(new) is not bool or type(old) is type(new)
     a, b = _number(old), _number(new)
-    return a is not None and b is not None and a == b
+    if a is None or b is None:
+        return False
+    return a == b or ((isinstance(old, float) or isinstance(new, float)) and float(a) == float(b))
 
 
 def _number(value: Any) -> Fraction | None:

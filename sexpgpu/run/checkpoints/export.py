@@ -5,6 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
+import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,16 +97,30 @@ def write_whole(out: Path, force: bool, write: Callable[[Path], None]) -> None:
     """`write` fills a file beside `out`, which then takes its name; raises E-CKPT-031 (exit 3)."""
     stage = out.with_name(f".{out.name}.tmp-{os.getpid()}")
     try:
-        write(stage)
-        sync_file(stage)
-        _publish(stage, out, force)
-        sync_file(out.parent)
+        with _orderly_end():
+            write(stage)
+            sync_file(stage)
+            _publish(stage, out, force)
+            sync_file(out.parent)
     except (OSError, SafetensorError) as error:
         raise problem("E-CKPT-031", f"{out} could not be written: {getattr(error, 'strerror', None) or error}",
                       help="name a file in a folder that you may write to", exit_code=3) from None
     finally:
         with contextlib.suppress(OSError):
             stage.unlink()
+
+
+@contextlib.contextmanager
+def _orderly_end() -> Iterator[None]:
+    """SIGTERM ends the process by an exception (exit code 143), so that nothing half-written is left behind."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _publish(stage: Path, out: Path, force: bool) -> None:

@@ -7,7 +7,7 @@ import errno
 import hashlib
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -109,7 +109,7 @@ class Store:
             entries.append({"name": name.partition("/")[2], "size": size, "sha256": digest})
         return entries
 
-    def _put(self, name: str, pieces: list[Buffer]) -> tuple[int, str]:
+    def _put(self, name: str, pieces: Sequence[Buffer]) -> tuple[int, str]:
         """Size and SHA-256 of an object that is durable and was verified: in a folder it is read again; a bucket
         compares a checksum with every part it is sent, and says the size."""
         digest, size = hashlib.sha256(), 0

@@ -19,6 +19,7 @@ FORMATS = {
     "text": "sexpgpu.run.data.text:read",
     "tokens": "sexpgpu.run.data.tokens:read",
     "manifest": "sexpgpu.run.data.manifest.reader:read",
+    "extxyz": "sexpgpu.run.data.extxyz:read",
 }
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -56,7 +56,8 @@ class BlockWriter:
 
     def finish(self, facts: Mapping[str, Any]) -> int:
         """Joins the parts, renames the file to its name and gives its size in bytes. Raises OSError."""
-        entries, offset = {}, 0
+        entries: dict[str, dict[str, Any]] = {}
+        offset = 0
         for name, (_, dtype, shape) in self._parts.items():
             offset = -(-offset // ALIGN) * ALIGN
             entries[name] = {"dtype": _word(dtype), "shape": [self._rows, *shape], "offset": offset}
@@ -92,22 +93,12 @@ def _word(dtype: np.dtype) -> str:
 
 def open_block(path: Path) -> Block | None:
     """The block in that file, its arrays mapped; None where there is none that is whole."""
-    return _opened(path, lambda start: np.memmap(path, np.uint8, "r"))
-
-
-def facts(path: Path) -> dict[str, Any] | None:
-    """A block's facts alone, without mapping it; None where there is no whole block."""
-    found = _header(path)
-    return None if found is None else found[1]["facts"]
-
-
-def _opened(path: Path, bytes_of: Callable[[int], np.ndarray]) -> Block | None:
     found = _header(path)
     if found is None:
         return None
     start, header = found
     try:
-        raw = bytes_of(start)
+        raw = np.memmap(path, np.uint8, "r")
         arrays = {}
         for name, entry in header["arrays"].items():
             dtype = np.dtype("?" if entry["dtype"] == "bool" else f"<{entry['dtype']}")
@@ -117,6 +108,12 @@ def _opened(path: Path, bytes_of: Callable[[int], np.ndarray]) -> Block | None:
         return Block(arrays, header["facts"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+def facts(path: Path) -> dict[str, Any] | None:
+    """A block's facts alone, without mapping it; None where there is no whole block."""
+    found = _header(path)
+    return None if found is None else found[1]["facts"]
 
 
 def _header(path: Path) -> tuple[int, dict[str, Any]] | None:

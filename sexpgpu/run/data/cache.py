@@ -20,9 +20,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from sexpgpu.diagnostics import printable
+from sexpgpu.diagnostics import note_warning, printable, render
 from sexpgpu.settings import read
-from sexpgpu.source import Span
 
 VERSION = 1  # of what is stored: another one, other keys
 UNUSED = 30 * 86400  # seconds after which an entry that nobody opened is removed
@@ -81,11 +80,16 @@ def open_cache(say: Say = silent) -> Cache:
     if not why:
         return Cache(home / "sexpgpu" / "data", True)
     if not _temporary:
-        say(f"warning E-DATA-015: parsed data is kept for this run only: {printable(why)}")
+        say(warned("for this run only", why))
         folder = Path(tempfile.mkdtemp(prefix="sexpgpu-data-"))
         atexit.register(shutil.rmtree, folder, True)
         _temporary.append(Cache(folder, False))
     return _temporary[0]
+
+
+def warned(how: str, why: str) -> str:
+    """E-DATA-015 as a line: how parsed data is kept, and why not in the cache."""
+    return render(note_warning("E-DATA-015", f"parsed data is kept {how}: {printable(why)}"))
 
 
 def home_folder() -> Path:
@@ -108,11 +112,6 @@ def _unusable(folder: Path) -> str:
     if found.st_mode & 0o022:
         return f"others may write to {folder}"
     return "" if os.access(folder, os.W_OK | os.X_OK) else f"{folder} cannot be written"
-
-
-def no_space(need: int, free: int, what: str, span: Span | None = None) -> tuple[str, str, Span | None]:
-    """E-DATA-016 and its text: the two numbers, and of what."""
-    return "E-DATA-016", f"{what} needs {size(need)}, and {size(free)} are free", span
 
 
 def size(count: int) -> str:

@@ -11,17 +11,17 @@ import pickle
 import signal
 import sys
 from importlib import import_module
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 
-def send(stream: BinaryIO, value: Any) -> None:
+def send(stream: IO[bytes], value: Any) -> None:
     data = pickle.dumps(value, protocol=5)
     stream.write(len(data).to_bytes(8, "little"))
     stream.write(data)
     stream.flush()
 
 
-def receive(stream: BinaryIO) -> Any:
+def receive(stream: IO[bytes]) -> Any:
     """The next message; EOFError when the other end is gone."""
     size = stream.read(8)
     if len(size) < 8:

@@ -19,6 +19,7 @@ from sexpgpu.run.data.dataset import Dataset
 from sexpgpu.run.data.order import batch_indices, cursor
 from sexpgpu.run.data.prefetch import Prefetched
 from sexpgpu.run.data.stream import Stream, windows
+from sexpgpu.run.data.structures import Packed, Structures, packed
 
 AHEAD = 64 << 20  # bytes of mapped data from which batches are made ahead: less stays in the page cache
 
@@ -78,7 +79,7 @@ class TrainFeed:
 
     def numbers(self, step: int) -> np.ndarray:
         index = own(batch_indices(len(self.samples), self.seed, self.size, step, self.shuffle), self.rank, self.ranks)
-        return self.samples.rows[index] if isinstance(self.samples, Rows) else index
+        return self.samples.rows[index] if isinstance(self.samples, Rows | Packed) else index
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,6 +130,8 @@ def samples(dataset: Any, data: Batches) -> Samples:
     """The rows, windows or records that `data` asks for, once and in order."""
     if isinstance(dataset, Stream):
         return windows(dataset, data)
+    if isinstance(dataset, Structures):
+        return packed(dataset, data)
     if isinstance(dataset, Dataset):
         return Rows(dataset, dataset.rows(data.split, data.span))
     phases = dataset.phases(data)
@@ -141,6 +144,8 @@ def samples(dataset: Any, data: Batches) -> Samples:
 def train_feed(dataset: Any, data: Batches, seed: int, rank: int = 0, ranks: int = 1) -> Feed:
     """The batches of a run; made ahead, on a thread, where they come from mapped files that memory may not hold."""
     feed: Feed
+    if isinstance(dataset, Structures):
+        return TrainFeed(packed(dataset, data), data.batch, seed, data.shuffle, rank, ranks)
     if isinstance(dataset, Dataset | Stream):
         feed = TrainFeed(samples(dataset, data), data.batch, seed, data.shuffle, rank, ranks)
         return Prefetched(feed) if _mapped(dataset) >= AHEAD else feed

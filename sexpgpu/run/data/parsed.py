@@ -9,7 +9,7 @@ import numpy as np
 
 from sexpgpu.experiment.model import DataSource
 from sexpgpu.run.data.block import BlockWriter, open_block
-from sexpgpu.run.data.cache import Say, key_of, open_cache, silent
+from sexpgpu.run.data.cache import Say, key_of, open_cache, silent, warned
 from sexpgpu.run.data.dataset import Dataset
 from sexpgpu.run.data.files import digest, no_rows
 from sexpgpu.run.data.records import LINES
@@ -41,7 +41,7 @@ def cached(key: str, size: int, parts: Parts, say: Say = silent) -> dict[str, np
     try:
         cache = open_cache(say)
     except OSError as error:
-        say(f"warning E-DATA-015: parsed data is kept in memory: {error.strerror or error}")
+        say(warned("in memory", str(error.strerror or error)))
         return joined(parts())
     path = cache.path(key)
     block = open_block(path)
@@ -50,7 +50,7 @@ def cached(key: str, size: int, parts: Parts, say: Say = silent) -> dict[str, np
         try:
             _write(path, parts())
         except OSError as error:  # the disk is full, most likely
-            say(f"warning E-DATA-015: parsed data is kept in memory: {cache.folder}: {error.strerror or error}")
+            say(warned("in memory", f"{cache.folder}: {error.strerror or error}"))
             return joined(parts())
         block = open_block(path)
     cache.used(path)

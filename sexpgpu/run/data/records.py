@@ -114,12 +114,7 @@ def _check_text(data: bytes, start: Start) -> None:
     try:
         data.decode("utf-8")
     except UnicodeDecodeError as error:
-        row = -1
-        begin = line = 0
-        for line, begin in _line_starts(data):
-            if begin > error.start:
-                break
-            row += 1
+        row = sum(1 for _, begin in _line_starts(data) if begin <= error.start) - 1
         line = data.count(b"\n", 0, error.start)
         begin = data.rfind(b"\n", 0, error.start) + 1
         raise Wrong("E-DATA-008", f"{_at_line(start, max(row, 0), (line, begin))}: byte 0x{data[error.start]:02x} is not UTF-8",
@@ -244,7 +239,8 @@ class _Rows:
         parsed = Parsed({})
         for f in self.fields:
             whole = not f.dtype.startswith("f") and f.scale is None
-            dtype, lengths, numbers = np.dtype(NUMPY[f.dtype]), [], []
+            dtype, lengths = np.dtype(NUMPY[f.dtype]), []
+            numbers: list[Any] = []
             for row, value in enumerate(self.values[f.name]):
                 cells = self._cells(f, row, value, f.shape, f.pad is not None)
                 lengths.append(len(value) if f.shape else 1)

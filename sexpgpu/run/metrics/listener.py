@@ -10,8 +10,6 @@ from sexpgpu.run.events import Annotation, EvalDone, Failed, Finished, NotFinite
 from sexpgpu.run.metrics.record import eval_records, lost_records, step_records
 from sexpgpu.run.metrics.target import Target
 
-NOT_FINITE = "E-RUN-001"  # the code of a step that was not finite
-
 
 class MetricsListener:
     """`identity`: run_id, slug, run, knobs, ir_hash, versions of contracts.md, Metrics record, and what else is known."""
@@ -53,7 +51,7 @@ class MetricsListener:
             case Stopped():
                 self._run("stopped", step=event.step)
             case Failed():
-                self._fail(event)
+                self._run("error", step=event.step, error={"code": event.code, "message": event.message})
 
     def hurry(self) -> None:
         for target in self.targets:
@@ -84,11 +82,6 @@ class MetricsListener:
             self._say(f"resumed after step {event.step}", "resume", event.step)
         if event.changes:
             self._say(f"--accept: goes on although {'; '.join(event.changes)}", "accept", event.step)
-
-    def _fail(self, event: Failed) -> None:
-        if self._started and event.code == NOT_FINITE:
-            self._say(event.message, "not-finite", event.step)
-        self._run("error", step=event.step, error={"code": event.code, "message": event.message})
 
     def _numbers(self, records: Iterable[Mapping[str, Any]]) -> None:
         for record in records:

@@ -23,8 +23,6 @@ from sexpgpu.settings import Credentials, Settings, missing_values, read
 
 #: scheme -> opener(location without its scheme, Credentials or None) -> Storage
 BACKENDS = {"file": "sexpgpu.run.storage.file:open_folder", "s3": "sexpgpu.run.storage.s3:open_bucket"}
-#: scheme -> class(path) of the older, folder-only store
-SCHEMES = {"file": "sexpgpu.run.storage.file:FileStore"}
 REMOTE = ("s3",)
 
 Buffer = bytes | bytearray | memoryview
@@ -75,7 +73,10 @@ class Storage(Protocol):
         """The place below, over the same connection; it need not exist."""
 
     def entries(self, prefix: str = "") -> list[Entry]:
-        """Every object whose name begins with `prefix`, at any depth, in name order; [] where nothing is there."""
+        """Every object whose name begins with `prefix`, at any depth, in name order; [] where nothing is there.
+
+        Names with a component that begins with a dot are the storage's own, and not shown.
+        """
 
     def folders(self) -> list[str]:
         """First components of the names below, in name order: what `ls` shows as folders."""
@@ -204,18 +205,3 @@ def storage_error(code: str, message: str, *, reason: str = "", kind: type[Stora
     """A `StorageError` of a coded mistake."""
     return kind(problem(code, message, help=help, notes=notes).diagnostic, reason)
 
-
-# --- the older store, of folders alone ------------
-
-
-def resolve(location: str, folder: str | Path = ".") -> Path:
-    """The folder a location names, relative ones by `folder`; a bucket is E-NET-001, an unknown scheme E-NET-002."""
-    scheme, rest = split(location, folder)
-    if scheme in REMOTE:
-        fail("E-NET-001", f"`{location}`: this needs a local folder", help="name a local folder")
-    return Path(rest)
-
-
-def open_store(path: Path, scheme: str = "file") -> Any:
-    module, name = SCHEMES[scheme].split(":")
-    return getattr(import_module(module), name)(path)

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from sexpgpu.run.storage import Entry, Missing, Storage, StorageError, Taken, storage_error
+from sexpgpu.run.storage import Entry, Missing, StorageError, Taken, storage_error
 
 NAME = ".writer"
 BEAT = 10.0  # seconds from one renewal to the next
@@ -26,9 +26,9 @@ LEASE = 45.0  # seconds without a renewal after which a writer counts as dead
 
 
 class Lease:
-    """The hold of this process; raises Taken (E-CKPT-011) when another one is alive."""
+    """The hold of this process; raises Taken (E-CKPT-011) when another one is alive. `storage`: an S3Storage."""
 
-    def __init__(self, storage: Storage, owner: Mapping[str, Any], say: Callable[[str], None]):
+    def __init__(self, storage: Any, owner: Mapping[str, Any], say: Callable[[str], None]):
         self._storage, self._say = storage, say
         self._owner = {**owner, "id": uuid.uuid4().hex, **identity()}
         self._beats, self._lost = 0, False
@@ -36,6 +36,7 @@ class Lease:
         self._entry = self._acquire()
         if not self._conditional():
             say(f"{storage.url}: this server has no conditional writes, so two runs that begin here at one moment are not told apart")
+        self._brief = storage.within(BEAT / 2)  # a beat that fails is tried again by the next one
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._renew, name="s3-lease", daemon=True)
         self._thread.start()
@@ -52,9 +53,9 @@ class Lease:
         self._end.set()
         with self._guard:
             try:
-                entry = self._storage.head(NAME)
+                entry = self._brief.head(NAME)
                 if not self._lost and entry is not None and entry.tag == self._entry.tag:
-                    self._storage.delete([NAME])
+                    self._brief.delete([NAME])
             except StorageError:
                 pass  # it expires by itself
 
@@ -102,7 +103,7 @@ class Lease:
                 if self._end.is_set():
                     return
                 try:
-                    self._entry = self._storage.put(NAME, self._body(), tag=self._entry.tag)
+                    self._entry = self._brief.put(NAME, self._body(), tag=self._entry.tag)
                 except (Taken, Missing):
                     self._lost = True
                     return
@@ -145,11 +146,23 @@ def _machine() -> str:
 
 
 def _started(pid: int) -> str:
-    """When a process began, in ticks since the boot; empty where there is none."""
+    """When a process began, in ticks since the boot; empty where there is none, it has ended, or may not be looked at."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return "" if fields[0] in "ZX" else fields[19]
     except (OSError, IndexError):
         return ""
+
+
+def _hidden(pid: int) -> bool:
+    """Whether a process that cannot be looked at is there all the same: another user's, on a system that hides those."""
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def _near(other: Mapping[str, Any]) -> bool:
@@ -158,7 +171,10 @@ def _near(other: Mapping[str, Any]) -> bool:
 
 def is_dead(other: Mapping[str, Any]) -> bool:
     """Whether the writer ran on this machine and no longer does. A number that another process has by now is no sign of life."""
-    return _near(other) and _started(int(other["pid"])) != other.get("started")
+    if not _near(other):
+        return False
+    started = _started(other["pid"])
+    return started != other.get("started") and not (started == "" and _hidden(other["pid"]))
 
 
 def is_alive(other: Mapping[str, Any]) -> bool:

@@ -34,7 +34,8 @@ DEPTH = 4  # requests on their way at a time
 MOST_PARTS = 9_000  # S3 takes 10,000
 PATIENCE = 120.0  # seconds without any progress after which an operation is given up
 FIRST_PATIENCE = 30.0  # the same before the server has answered anything
-CONNECT, ANSWER = 5.0, 30.0  # seconds that one request waits for a connection, and for the next bytes
+LEAST = 3  # attempts that are made however long one of them takes
+CONNECT, ANSWER = 5.0, 20.0  # seconds that one request waits for a connection, and for the next bytes
 SKEW = 300.0  # seconds between clocks worth a word when a signature is refused
 BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}\Z")
 
@@ -162,7 +163,8 @@ class Patience:
         self._tries += 1
         pause = min(5.0, 0.1 * 2.0 ** min(self._tries, 10)) * uniform(0.5, 1.0)
         limit = self._link.patience if self._link.reached else min(FIRST_PATIENCE, self._link.patience)
-        if time.monotonic() + pause - self._mark > limit or self._link.closed.wait(pause):
+        late = time.monotonic() + pause - self._mark > limit and self._tries >= LEAST
+        if late or self._link.closed.wait(pause):
             raise self._link.unreachable(f"{why}; no progress for {time.monotonic() - self._mark:.0f} s in {self._tries} attempts")
 
 
@@ -329,6 +331,12 @@ class S3Storage:
     def at(self, name: str) -> S3Storage:
         return S3Storage(self.link, self.key(name.strip("/")))
 
+    def within(self, seconds: float) -> S3Storage:
+        """The same place, given up after so long without progress."""
+        link = Link(self.link.credentials, self.link.bucket, seconds)
+        link.closed, link.reached = self.link.closed, self.link.reached
+        return S3Storage(link, self.prefix)
+
     def close(self) -> None:
         self.link.closed.set()
 
@@ -336,13 +344,14 @@ class S3Storage:
 
     def entries(self, prefix: str = "") -> list[Entry]:
         cut = len(self.key(""))
-        return sorted((Entry(o["Key"][cut:], o["Size"], o["ETag"]) for page in self._pages(Prefix=self.key(prefix))
-                       for o in page.get("Contents", ()) if not o["Key"].endswith("/")), key=lambda entry: entry.name)
+        found = (Entry(o["Key"][cut:], o["Size"], o["ETag"]) for page in self._pages(Prefix=self.key(prefix)) for o in page.get("Contents", ()))
+        return sorted((e for e in found if not any(part.startswith(".") for part in e.name.split("/")) and not e.name.endswith("/")),
+                      key=lambda entry: entry.name)
 
     def folders(self) -> list[str]:
         cut = len(self.key(""))
         pages = self._pages(Prefix=self.key(""), Delimiter="/")
-        return sorted(p["Prefix"][cut:].rstrip("/") for page in pages for p in page.get("CommonPrefixes", ()))
+        return sorted(p["Prefix"][cut:].rstrip("/") for page in pages for p in page.get("CommonPrefixes", ()) if not p["Prefix"][cut:].startswith("."))
 
     def _pages(self, **arguments: Any) -> Iterator[dict[str, Any]]:
         while True:
@@ -357,7 +366,11 @@ class S3Storage:
         try:
             answer = self.link.call("head_object", self.key(name))
         except StorageError as error:
-            self.link.call("list_objects_v2", Prefix=self.key(name), MaxKeys=1)
+            try:
+                self.link.call("list_objects_v2", Prefix=self.key(name), MaxKeys=1)
+            except StorageError as why:
+                if not (isinstance(error, Missing) and why.diagnostic.code == "E-NET-018"):  # a key that reads and does not list
+                    raise
             if isinstance(error, Missing):
                 return None
             raise
@@ -464,7 +477,7 @@ class S3Storage:
             except UploadGone:
                 entry = self.head(name)
                 if entry is not None and entry.size == size and not condition:
-                    return entry.tag  # it was finished, and the answer was lost: the name is this attempt's own
+                    return entry.tag  # it was finished, and the answer was lost: `unique` made the name this attempt's own
             except BaseException:
                 self._abort(key, upload)
                 raise
@@ -519,7 +532,8 @@ class S3Storage:
 
     def sweep(self) -> int:
         """Aborts every unfinished upload below this place."""
-        count, arguments = 0, {"Prefix": self.key("")}
+        count = 0
+        arguments: dict[str, Any] = {"Prefix": self.key("")}
         while True:
             try:
                 page = self.link.call("list_multipart_uploads", **arguments)

@@ -81,7 +81,7 @@ def verify(where: Place, manifest: Manifest, say: Say = silent, workers: int | N
     """Reads every shard of every split and stage; what is wrong, one finding a shard."""
     shards = {shard.uri: shard for _, part in all_parts(manifest) for shard in part.shards}
     total = sum(shard.size for shard in shards.values())
-    count = default_workers(total, 4 << 20) if workers is None else workers
+    count = default_workers(total, 16 << 20) if workers is None else workers
     found: list[Diagnostic] = []
     with TemporaryDirectory(prefix="sexpgpu-verify-") as folder:
         tasks = (_checking(where, manifest.format, shard, Path(folder) / str(i)) for i, shard in enumerate(shards.values()))

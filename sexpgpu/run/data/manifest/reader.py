@@ -25,7 +25,7 @@ from sexpgpu.run.data.cache import Cache, Say, key_of, open_cache, silent, size
 from sexpgpu.run.data.convert import NUMPY, numpy_dtype
 from sexpgpu.run.data.dataset import chunks
 from sexpgpu.run.data.manifest.schema import LIMIT, Manifest, Part, Shard, parse
-from sexpgpu.run.data.manifest.shards import MD5, check_size, fetch
+from sexpgpu.run.data.manifest.shards import ETAG, check_size, fetch
 from sexpgpu.run.data.parsed import asked
 from sexpgpu.run.data.place import LocalPlace, Place, beside, place
 from sexpgpu.run.data.records import Cut, Wrong, bare
@@ -177,9 +177,9 @@ class Manifested:
         return True
 
     def _key(self, where: Place, shard: Shard) -> str:
-        """An etag that is an MD5 tells the content; another one, or none, only together with the place."""
+        """An etag made of MD5s tells the content; another one, or none, only together with the place."""
         identity: list[Any] = [shard.etag, shard.size, shard.records]
-        if not MD5.fullmatch(shard.etag):
+        if not ETAG.fullmatch(shard.etag):
             identity.append(where.text)
             if isinstance(where, LocalPlace) and not shard.etag:
                 found = os.stat(where.path)
@@ -195,7 +195,7 @@ class Manifested:
 
     def _parse(self, cache: Cache, shards: Sequence[Shard]) -> None:
         total = sum(shard.size for shard in shards)
-        workers = default_workers(total, 4 << 20) if self.workers is None else self.workers
+        workers = default_workers(total, 16 << 20) if self.workers is None else self.workers
         if total >= 32 << 20:
             self.say(f"data {self.source.name}: reading {len(shards):,} shards, {size(total)}")
         told, done = time.monotonic(), 0

@@ -25,7 +25,7 @@ CHUNK = 1 << 20
 PIECE = 1 << 20  # bytes of text parsed in one go
 TOGETHER = 2048  # records of the other formats
 FRAME, PAYLOAD = 256 << 20, 1 << 30  # bytes: the most one record of msgpack.zstf may take, packed and not
-MD5 = re.compile(r'"?([0-9a-f]{32})"?')
+ETAG = re.compile(r'"?([0-9a-f]{32})(?:-([0-9]{1,5}))?"?')
 
 
 def fetch(place: Place, shard: Shard, copy: Path | None, progress: Progress) -> Path:
@@ -39,8 +39,6 @@ def fetch(place: Place, shard: Shard, copy: Path | None, progress: Progress) -> 
             raise Wrong("E-DATA-023", f"shard {shard.uri} ({shard.at}): there is no {place.text}",
                         ("the manifest is older or newer than the shards, or they were renamed",))
         check_size(shard, found.size)
-        if found.etag and shard.etag and found.etag != shard.etag:
-            raise Wrong("E-DATA-025", f"shard {shard.uri}: its etag is {found.etag}, and the manifest says {shard.etag}: it was replaced")
         digest, size = hashlib.md5(usedforsecurity=False), 0
         out = open(copy, "wb") if copy is not None else None  # noqa: SIM115 - closed below
         try:
@@ -56,7 +54,7 @@ def fetch(place: Place, shard: Shard, copy: Path | None, progress: Progress) -> 
     except OSError as error:
         raise Wrong("E-DATA-023", f"shard {shard.uri}: {place.text} cannot be read: {error.strerror or error}") from None
     check_size(shard, size)
-    check_digest(place, shard, digest.hexdigest())
+    check_digest(shard, digest.digest(), found.etag)
     if copy is not None:
         return copy
     assert isinstance(place, LocalPlace)
@@ -71,12 +69,25 @@ def check_size(shard: Shard, size: int) -> None:
                     ("it was cut or replaced: fetch it again",))
 
 
-def check_digest(place: Place, shard: Shard, digest: str) -> None:
-    """E-DATA-025 where a file's MD5 is not the etag; an object's etag was compared with the store's."""
-    wanted = MD5.fullmatch(shard.etag)
-    if isinstance(place, LocalPlace) and wanted and wanted[1] != digest:
-        raise Wrong("E-DATA-025", f"shard {shard.uri}: the MD5 of its bytes is {digest}, and the manifest's etag is {wanted[1]}: "
-                    "its content was damaged or replaced", ("fetch it again",))
+def check_digest(shard: Shard, digest: bytes, etag: str) -> None:
+    """E-DATA-025 where the bytes are not those of the manifest's etag. `digest`: their MD5; `etag`: the store's, or empty.
+
+    An etag is the MD5 of the bytes, or `<hex>-n` for an upload in n parts: with one part the MD5 of the MD5. More parts
+    tell nothing without their size, and some stores' etags are no MD5: then an etag that is still the store's is enough.
+    """
+    wanted = ETAG.fullmatch(shard.etag)
+    if wanted is None or shard.etag == etag:
+        return
+    if wanted[2] is None:
+        made = digest.hex()
+    elif wanted[2] == "1":
+        made = hashlib.md5(digest, usedforsecurity=False).hexdigest()
+    else:
+        there = ETAG.fullmatch(etag)
+        made = wanted[1] if there is None or there[2] != wanted[2] else there[1]
+    if made != wanted[1]:
+        raise Wrong("E-DATA-025", f"shard {shard.uri}: the digest of its bytes is {made}, and the manifest's etag is {shard.etag}: its "
+                    "content was damaged or replaced", ("fetch it again",))
 
 
 def parse_shard(path: str, shard: Shard, form: str, fields: tuple[Field, ...], block: str) -> dict[str, Any]:

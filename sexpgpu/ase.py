@@ -1,0 +1,56 @@
+"""A trained potential as an ASE calculator: energy, forces and stress of atoms, from a file and its checkpoint.
+
+    from sexpgpu.ase import Calculator
+    atoms.calc = Calculator("examples/potential.lisp", "checkpoints/step-1500")
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+from ase.calculators.calculator import Calculator as _Calculator
+from ase.calculators.calculator import PropertyNotImplementedError, all_changes
+
+from sexpgpu.diagnostics import fail
+from sexpgpu.potential.model import FUNCTIONS, Potential
+from sexpgpu.run.data.extxyz import edges_of
+from sexpgpu.run.data.structures import Structures
+
+
+class Calculator(_Calculator):
+    """Further keywords of `Potential`: run, variant, sets, function, weights, precision.
+
+    skin: Å beyond the cutoff in which neighbours are kept, so that a list serves until an atom has moved half of it.
+    The compiled graph is reused while atoms and edges fit it.
+    """
+
+    implemented_properties: ClassVar = ["energy", "free_energy", "forces", "stress"]
+
+    def __init__(self, file: str, checkpoint: str, device: str = "cpu", *, skin: float = 0.3, **keys: Any):
+        own = {k: keys.pop(k) for k in ("run", "variant", "sets", "function", "weights", "precision") if k in keys}
+        super().__init__(**keys)
+        if device != "cpu":
+            fail("E-RUN-055", f"the calculator's device is `{device}`, and this version computes on the CPU only", help='leave it out, or say "cpu"')
+        self.potential, self.skin = Potential(file, checkpoint, **own), float(skin)
+        self.lists = 0  # neighbour lists made so far
+        self._list: tuple[Any, ...] | None = None
+
+    def calculate(self, atoms: Any = None, properties: Any = ("energy",), system_changes: Any = all_changes) -> None:
+        super().calculate(atoms, properties, system_changes)
+        out = self.potential.evaluate(self._structure(self.potential.species(self.atoms.get_chemical_symbols())))
+        self.results = {"energy": float(out["energy"]), "free_energy": float(out["energy"]), "forces": out["forces"]}
+        if "stress" in out and self.atoms.cell.rank == 3:
+            self.results["stress"] = out["stress"]
+        if "stress" in properties and "stress" not in self.results:
+            raise PropertyNotImplementedError(f"stress needs {'a cell of three vectors' if 'stress' in out else f'`{FUNCTIONS[0]}` in the file'}")
+
+    def _structure(self, species: np.ndarray) -> Structures:
+        """The atoms with their neighbours within cutoff and skin; the list is kept while nothing moved half the skin."""
+        positions, cell = self.atoms.get_positions(), np.array(self.atoms.cell, float)
+        periodic = tuple(bool(p) for p in self.atoms.pbc)
+        key, kept = (len(species), periodic, cell.tobytes()), self._list
+        if kept is None or kept[0] != key or np.linalg.norm(positions - kept[1], axis=1).max(initial=0.0) >= self.skin / 2:
+            kept = (key, positions, edges_of(positions, cell, periodic, self.potential.cutoff + self.skin))
+            self._list, self.lists = (kept if self.skin > 0 else None), self.lists + 1
+        return self.potential.structure(species, positions, cell, kept[2])

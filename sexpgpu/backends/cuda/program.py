@@ -1,0 +1,371 @@
+"""A run on a CUDA device: implements `run.program.Program` by replaying one CUDA graph a step.
+
+A step is forward and backward of each micro-batch, then the update over flat vectors, which writes in place where loss, gradient
+norm and every step before were finite. On the CPU, under Triton's interpreter, the same launches run one by one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from sexpgpu.backends import state
+from sexpgpu.backends.cuda.executable import Bound, Compiled
+from sexpgpu.backends.interpreter.arena import Arena
+from sexpgpu.backends.interpreter.dtypes import TORCH
+from sexpgpu.backends.interpreter.flat import flatten
+from sexpgpu.backends.interpreter.program import Result, source_of
+from sexpgpu.ir import Node
+from sexpgpu.ops import build
+from sexpgpu.ops.philox import draw_key
+
+ALIVE = "//alive"  # no parameter's path
+
+
+class Report:
+    """The scalars of a step, side by side in one tensor: one copy brings them to the host."""
+
+    def __init__(self, device: torch.device, dtype: torch.dtype, size: int = 4096):
+        self.values = torch.zeros(size, dtype=dtype, device=device)
+        self.names: dict[str, int] = {}
+
+    def place(self, name: str) -> torch.Tensor:
+        number = self.names.setdefault(name, len(self.names))
+        return self.values[number]
+
+    def read(self) -> dict[str, float]:
+        found = self.values[: len(self.names)].tolist()
+        return dict(zip(self.names, found, strict=True))
+
+
+class Replay:
+    """Launches that are captured once, if the device captures, and then replayed."""
+
+    def __init__(self, work: Callable[[], None], device: torch.device, pool: Any):
+        self.work, self.graph = work, None
+        if device.type != "cuda":
+            return
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            work()  # compiles kernels, and sets up the libraries
+        torch.cuda.current_stream().wait_stream(stream)
+        torch.cuda.synchronize()
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph, pool=pool, capture_error_mode="thread_local"):
+            work()
+
+    def run(self) -> None:
+        if self.graph is None:
+            self.work()
+        else:
+            self.graph.replay()
+
+
+class CudaProgram:
+    """`staged` is `compiler.Stages`; `threads` is not used by the device, and is kept for the manifest."""
+
+    def __init__(self, staged: Any, threads: int | None, device: str = "cuda"):
+        self.device = device
+        self.place = torch.device(device)
+        self.staged, self.traced, self.config = staged, staged.traced, staged.run
+        self.threads = threads or torch.get_num_threads()
+        self.precision = self.config.precision
+        self.dtype = torch.float64 if self.precision == "f64" else torch.float32
+        self._pool = torch.cuda.graph_pool_handle() if self.place.type == "cuda" else None
+        self._set_precision()
+        self.full = state.sources(self.traced)
+        self._draws: dict[tuple, torch.Tensor] = {}
+        self._updates = torch.zeros((), dtype=torch.int64, device=self.place)
+        self._step = torch.zeros((), dtype=torch.int32, device=self.place)
+        self._alive = torch.zeros((), dtype=torch.bool, device=self.place)
+        with torch.device(self.place):
+            self._arena = Arena(self._flat(), self.schema())
+        self.values: dict[str, Any] = self._arena.tensors
+        self._known = {source: self.values[name] for name, source in self.full.items()}
+        self._known |= {source_of(leaf): self._arena.place(name) for name, leaf in self._arena.flat.homes.items()}
+        self._fields: dict[str, torch.Tensor] = {}
+        self._weights = {e.name: e.weights for e in self.config.evals}
+        self._evals: dict[tuple[str, int], Any] = {}
+        self._steps: dict[bool, tuple[Replay, Report]] = {}
+
+    def _set_precision(self) -> None:
+        tf32 = self.precision in ("tf32", "bf16")
+        torch.backends.cuda.matmul.allow_tf32 = tf32
+        torch.backends.cudnn.allow_tf32 = tf32
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+        torch.use_deterministic_algorithms(self.config.deterministic, warn_only=True)
+        torch.utils.deterministic.fill_uninitialized_memory = False
+
+    @property
+    def updates(self) -> int:
+        return int(self._updates)
+
+    # --- graphs ---
+
+    @property
+    def _divided(self) -> bool:
+        return self.traced.loss.count is not None or self.config.accumulate > 1
+
+    def _flat(self) -> Any:
+        owners = {("gradient", n): ("gradient", n) for n in self.traced.gradients}
+        for name, (kind, path) in self.full.items():
+            if kind in ("param", "opt", "ema"):
+                slot, _, rest = name.removeprefix("opt/").partition("/")
+                owners[kind, path] = (f"opt/{slot}", rest) if kind == "opt" else (kind, name.partition("/")[2])
+        return flatten(self.staged.update(self._divided), list(self.traced.gradients), owners, source_of)
+
+    def _update_results(self) -> tuple[dict[str, Node], dict[str, Node | None]]:
+        """The update, each write of which the sticky flag gates; result -> the leaf it replaces."""
+        flat = self._arena.flat
+        float_type = "f64" if self.precision == "f64" else "f32"
+        loss = build("input", name="loss total", dtype=float_type, shape=(), batch=False)
+        if self._divided:
+            loss = build("/", loss, build("input", name="count", dtype=float_type, shape=(), batch=False))
+        finite = build("logical-and", build("is-finite", loss), build("is-finite", flat.results["gradient-norm"]))
+        alive = build("state", path=ALIVE, shape=(), dtype="bool")
+        ok = build("logical-and", alive, finite)
+        results: dict[str, Node] = {}
+        into: dict[str, Node | None] = {}
+        for name, node in flat.results.items():
+            leaf = flat.homes.get(name)
+            if name.startswith(("param/", "opt/", "ema/")) and leaf is not None:
+                results[name], into[name] = build("where", ok, node, leaf), leaf
+            else:
+                results[name], into[name] = _as_float(node, float_type), None
+        for name in self.traced.state_updates:
+            spec = self.traced.states[name]
+            old = build("state", path=str(spec.node.attrs["path"]), shape=spec.shape, dtype=self.schema()[f"state/{name}"][0])
+            new = build("input", name=f"new state {name}", dtype=old.type.dtype, shape=old.type.shape, batch=False)
+            results[f"state/{name}"], into[f"state/{name}"] = build("where", ok, new, old), old
+        results["loss"], into["loss"] = loss, None
+        results["ok"], into["ok"] = build("cast", ok, dtype=float_type), None
+        results[ALIVE], into[ALIVE] = ok, alive
+        return results, into
+
+    def _leaf(self, node: Node, extra: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        if node.op == "step":
+            return self._step
+        if node.op == "state" and node.attrs["path"] == ALIVE:
+            return self._alive
+        kind, name = source_of(node)
+        if kind in ("input", "gradient"):
+            return extra[name]
+        return self._known[kind, name]
+
+    def _draw(self, offset: int) -> Callable[[str, tuple], torch.Tensor]:
+        def find(what: str, parts: tuple) -> torch.Tensor:
+            if what == "draw":
+                return self._updates
+            op, path, number, batch, size = parts[0]
+            first = offset * (size // max(1, self.traced.samples)) if batch else 0
+            key = draw_key(self.config.seed, path, number, op.removeprefix("random-"))
+            if (key, first) not in self._draws:
+                signed = key - (1 << 64) if key >= 1 << 63 else key
+                self._draws[key, first] = torch.tensor([signed, first], dtype=torch.int64, device=self.place)
+            return self._draws[key, first]
+
+        return find
+
+    def _build_step(self, logged: bool) -> tuple[Replay, Report]:
+        report = Report(self.place, self.dtype)
+        float_type = "f64" if self.precision == "f64" else "f32"
+        micro = self.staged.micro(logged)
+        parts = self.config.accumulate
+        scalars = [n for n in micro if not n.startswith(("gradient/", "state/"))]
+        micro = {n: _as_float(node, float_type) if n in scalars else node for n, node in micro.items()}
+        forward = Compiled(micro, dict.fromkeys(micro), self.device)
+        update_results, homes = self._update_results()
+        update = Compiled(update_results, homes, self.device)
+        arena = torch.empty(max(forward.plan.size, update.plan.size), dtype=torch.uint8, device=self.place)
+        new_states = {n: torch.empty_like(self.values[n]) for n in micro if n.startswith("state/")}
+        sums = {n: torch.zeros((), dtype=self.dtype, device=self.place) for n in ("loss", "count")}
+        total = {n: report.place(f"part/{n}") for n in scalars}
+        works: list[Callable[[], None]] = []
+        size = self.traced.samples
+        first = {n: self._arena.views[n.removeprefix("gradient/")] for n in micro if n.startswith("gradient/")}
+        if parts > 1:
+            own = {n: torch.empty_like(t) for n, t in self._arena.gradients.items()}
+        for part in range(parts):
+            fields = {n: t[part * size : (part + 1) * size] for n, t in self._fields.items()}
+            leaves = {n: self._leaf(n, fields) for n in forward.leaves}
+            into = first | new_states if part == 0 or parts == 1 else first | {n: torch.empty_like(t) for n, t in new_states.items()}
+            slots = {n: total[n] for n in scalars} if part == 0 else {n: torch.zeros((), dtype=self.dtype, device=self.place) for n in scalars}
+            bound = Bound(forward, leaves, into | slots, arena, self._draw(part * size), self.config.deterministic)
+            works.append(bound.launch)
+            if parts > 1:
+                works.append(self._joined(part, parts, own, total, slots, new_states, {n: into[n] for n in new_states}))
+        inputs = {"loss total": total["loss"], "count": total.get("count", sums["count"])}
+        if "count" not in total:
+            sums["count"].fill_(parts)
+        inputs |= {f"new state {n.removeprefix('state/')}": t for n, t in new_states.items()}
+        inputs |= self._gradient_leaves()
+        leaves = {n: self._leaf(n, inputs) for n in update.leaves}
+        into = {}
+        for name in update_results:
+            into[name] = self._alive if name == ALIVE else self._arena.place(name) if name.startswith(("param/", "opt/", "ema/")) else self.values[name] if name.startswith("state/") else report.place(name)
+        bound_update = Bound(update, leaves, into, arena, self._draw(0), self.config.deterministic)
+        works.append(bound_update.launch)
+        works.append(self._count(report.place("ok")))
+        self.plans = (forward.plan, update.plan)
+
+        def work() -> None:
+            for one in works:
+                one()
+
+        alive = self._alive.clone()
+        self._alive.zero_()  # the warm-up writes nothing
+        replay = Replay(work, self.place, self._pool)
+        self._alive.copy_(alive)
+        return replay, report
+
+    def _gradient_leaves(self) -> dict[str, torch.Tensor]:
+        found = {}
+        for name, leaf in self._arena.flat.gradients.items():
+            found[source_of(leaf)[1]] = self._arena.gradients[name]
+        return found
+
+    def _count(self, ok: torch.Tensor) -> Callable[[], None]:
+        def work() -> None:
+            self._updates.add_(ok.to(torch.int64))
+            self._step.copy_(self._updates)
+
+        return work
+
+    def _joined(self, part: int, parts: int, own: Any, total: Any, slots: Any, states: Any, new: Any) -> Callable[[], None]:
+        """After a micro-batch: its gradients, scalars and states join those before it."""
+
+        def work() -> None:
+            for name, gradient in self._arena.gradients.items():
+                if part == 0:
+                    own[name].copy_(gradient)
+                else:
+                    own[name].add_(gradient)
+                if part == parts - 1:
+                    gradient.copy_(own[name])
+            for name, slot in slots.items():
+                if part:
+                    total[name].add_(slot)
+            for name, tensor in new.items():
+                if not part:
+                    continue
+                if tensor.dtype.is_floating_point:
+                    states[name].add_(tensor)
+                    if part == parts - 1:
+                        states[name].div_(parts)
+                else:
+                    states[name].copy_(tensor)
+
+        return work
+
+    # --- the protocol ---
+
+    def schema(self) -> dict[str, tuple[str, tuple[int, ...]]]:
+        return state.schema(self.traced, self.precision)
+
+    def initialise(self) -> None:
+        state.initialise(self.traced, self.config.seed, self.values)
+        self._restart(0)
+
+    def _restart(self, step: int) -> None:
+        self._updates.fill_(step)
+        self._step.fill_(step)
+        self._alive.fill_(True)
+
+    def state(self) -> dict[str, Any]:
+        return dict(self.values)
+
+    def load(self, saved: Mapping[str, Any], step: int) -> None:
+        for name, tensor in self.values.items():
+            tensor.copy_(saved[name])
+        self._restart(step)
+
+    def _take(self, batch: Mapping[str, Any]) -> None:
+        for name, array in batch.items():
+            tensor = self._host(array)
+            if name not in self._fields:
+                self._fields[name] = torch.empty(tensor.shape, dtype=tensor.dtype, device=self.place)
+            self._fields[name].copy_(tensor, non_blocking=True)
+
+    def _host(self, array: Any) -> torch.Tensor:
+        tensor = torch.from_numpy(np.ascontiguousarray(array))
+        if tensor.dtype == torch.float32:
+            tensor = tensor.to(self.dtype)
+        return tensor.pin_memory() if self.place.type == "cuda" else tensor
+
+    def step(self, batch: Mapping[str, Any], logged: bool) -> Result:
+        """One optimizer step over a whole batch."""
+        with torch.inference_mode():
+            self._take(batch)
+            if logged not in self._steps:
+                self._steps[logged] = self._build_step(logged)
+            replay, report = self._steps[logged]
+            replay.run()
+            return self._result(report.read())
+
+    def _result(self, found: dict[str, float]) -> Result:
+        parts = self.config.accumulate
+        loss, norm, ok = found["loss"], found["gradient-norm"], found["ok"] != 0
+        fell = "" if ok else "loss" if not math.isfinite(loss) else "gradient norm"
+        if not ok:
+            self._alive.fill_(True)
+        rates = {n.removeprefix("learning-rate/"): v for n, v in found.items() if n.startswith("learning-rate/")}
+        metrics: dict[str, float] = {}
+        for name, value in found.items():
+            if name.startswith("part/metric/") and name.endswith("/total"):
+                short = name.split("/")[2]
+                count = found.get(f"part/metric/{short}/count", float(parts))
+                metrics[short] = value / count if count else math.nan
+        taps = {n.removeprefix("part/tap/"): v / parts for n, v in found.items() if n.startswith("part/tap/")}
+        return Result(loss, norm, rates, ok, metrics, taps, found.get("part/count"), fell)
+
+    def evaluate(self, name: str, batch: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
+        samples = len(next(iter(batch.values())))
+        with torch.inference_mode():
+            if (name, samples) not in self._evals:
+                self._evals[name, samples] = self._build_eval(name, samples, batch)
+            replay, report, fields, weights = self._evals[name, samples]
+            for field, array in batch.items():
+                fields[field].copy_(self._host(array), non_blocking=True)
+            replay.run()
+            found = report.read()
+        values: dict[str, tuple[float, float]] = {}
+        for key, total in found.items():
+            if key.endswith("/total"):
+                short = key.split("/")[1]
+                values[short] = (total * weights[short], weights[short]) if short in weights else (total, found[f"metric/{short}/count"])
+        return values
+
+    def _build_eval(self, name: str, samples: int, batch: Mapping[str, Any]) -> tuple[Any, ...]:
+        entries, results = self.staged.evaluation(name, samples)
+        float_type = "f64" if self.precision == "f64" else "f32"
+        results = {n: _as_float(node, float_type) for n, node in results.items()}
+        fields = {f: self._host(array).to(self.place, copy=True) for f, array in batch.items()}
+        report = Report(self.place, self.dtype, max(16, len(results)))
+        compiled = Compiled(results, dict.fromkeys(results), self.device)
+        known = dict(self._known)
+        if self._weights[name] == "ema":
+            for path in self.traced.averages:
+                known[self.full[f"param/{path}"]] = self.values[f"ema/{path}"]
+        leaves = {}
+        for leaf in compiled.leaves:
+            kind, source = source_of(leaf)
+            leaves[leaf] = self._step if leaf.op == "step" else fields[source] if kind == "input" else known[kind, source]
+        bound = Bound(compiled, leaves, {n: report.place(n) for n in results}, None, self._draw(0), self.config.deterministic)
+        replay = Replay(bound.launch, self.place, self._pool)
+        return replay, report, fields, {e.name: samples for e in entries if e.count is None}
+
+    def close(self) -> None:
+        self._steps.clear()
+        self._evals.clear()
+
+
+def _as_float(node: Node, dtype: str) -> Node:
+    return node if node.type.dtype == dtype else build("cast", node, dtype=dtype)
+
+
+__all__ = ["TORCH", "CudaProgram"]

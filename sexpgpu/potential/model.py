@@ -1,0 +1,170 @@
+"""A file's potential with the weights of a checkpoint: energies, forces and stress of a structure.
+
+The file has a function `energy-forces-stress` or `energy-forces` of the fields of a packed batch (docs/flashcart.md). Its graph
+is compiled for a capacity, and reused while structures fit it.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+import torch
+
+from sexpgpu.backends.interpreter.program import Compiled
+from sexpgpu.compiler import Selection, choose_run, load, train_graph
+from sexpgpu.diagnostics import fail, suggestion
+from sexpgpu.experiment.model import GRAPH_FIELDS
+from sexpgpu.experiment.predicted import find_function, trace_call
+from sexpgpu.experiment.structures import LABELS, STATISTICS
+from sexpgpu.ir import Node
+from sexpgpu.lisp.values import Tensor
+from sexpgpu.ops import build
+from sexpgpu.ops.initial import initial_value
+from sexpgpu.ops.philox import draw_key
+from sexpgpu.passes.expand import expand_gradients
+from sexpgpu.passes.precision import apply_precision
+from sexpgpu.passes.simplify import simplify
+from sexpgpu.run.checkpoints.find import absolute, at_path
+from sexpgpu.run.checkpoints.store import load as load_state
+from sexpgpu.run.checkpoints.store import saved_schema
+from sexpgpu.run.data.extxyz import edges_of
+from sexpgpu.run.data.structures import Capacity, Structures, pack
+
+FUNCTIONS = ("energy-forces-stress", "energy-forces")
+RESULTS = ("energy", "forces", "stress")
+Bound = dict[tuple[str, str], torch.Tensor]
+
+
+class Potential:
+    """`run`, `variant` and `sets` choose as the command line does; `weights` is ema (where the run keeps it) or raw.
+
+    precision: f32 or f64. Without a checkpoint the parameters are the initial ones, and the statistics 1 and 0.
+    """
+
+    def __init__(
+        self, file: str, checkpoint: str | None, *, run: str | None = None, variant: str | None = None,
+        sets: tuple[str, ...] = (), function: str | None = None, weights: str | None = None, precision: str = "f32",
+    ):  # fmt: skip
+        if precision not in ("f32", "f64"):
+            fail("E-RUN-055", f"a potential's precision is f32 or f64, and not `{precision}`", help=suggestion(precision, ("f32", "f64"), "precisions"))
+        self.loaded = load(file, Selection(variant=variant, sets=tuple(sets)))
+        self.config = choose_run(self.loaded.experiment, run)
+        if not self.config.data.source.structures:
+            fail("E-RUN-055", f"the run `{self.config.name}` does not train on atomic structures", self.config.data.span,
+                 help="its :data is (graphs source …) of an extxyz source")  # fmt: skip
+        self.traced = train_graph(self.loaded, self.config)
+        self.function = self._function(function)
+        self.precision, options = precision, self.config.data.source.options
+        self.cutoff: float = options["cutoff"]
+        self.elements: list[str] = options["elements"]
+        self.dtype = torch.float64 if precision == "f64" else torch.float32
+        self.known = self._initial() if checkpoint is None else self._weights(checkpoint, weights)
+        self.compiled: Compiled | None = None
+        self.capacity: Capacity = (2, 0, 0)
+
+    def _function(self, name: str | None) -> Any:
+        have = [f for f in FUNCTIONS if self.loaded.ev.main.env.lookup(f) is not None]
+        if name is None and not have:
+            fail("E-RUN-055", f"{self.loaded.experiment.file} has no function `{FUNCTIONS[0]}` or `{FUNCTIONS[1]}`",
+                 help="define one of fields of a packed batch, or name another by function=")  # fmt: skip
+        found = find_function(self.loaded.ev, name or have[0])
+        for field in found.parameters.required:
+            if field not in GRAPH_FIELDS or field in LABELS:
+                fail("E-RUN-055", f"`{found.name}` takes `{field}`, which atoms without labels do not have", found.span,
+                     help=suggestion(field, [f for f in GRAPH_FIELDS if f not in LABELS], "fields"))  # fmt: skip
+        return found
+
+    def _initial(self) -> Bound:
+        bound: Bound = {}
+        for kind, specs in (("param", self.traced.params), ("state", self.traced.states)):
+            for spec in specs.values():
+                path = str(spec.node.attrs["path"])
+                value = initial_value(spec.init.kind, dict(spec.init.settings), spec.shape, draw_key(self.config.seed, path, 0, "init"))
+                bound[kind, path] = torch.from_numpy(np.array(value)).to(self.dtype)
+        for name, source in self.loaded.experiment.data.items():
+            if source.structures:
+                for key, many in STATISTICS.items():
+                    value = torch.zeros(len(source.options["elements"])) if many else torch.ones(())
+                    bound["statistic", f"{name}/{key}"] = value.to(self.dtype)
+        return bound
+
+    def _weights(self, checkpoint: str, weights: str | None) -> Bound:
+        """What the graph's leaves are bound to: parameters, states and statistics of the checkpoint."""
+        found = at_path(absolute(checkpoint, os.getcwd()))
+        saved = saved_schema(found)
+        averages = self.traced.averages if weights in (None, "ema") else {}
+        wanted = {}
+        for kind, specs in (("param", self.traced.params), ("state", self.traced.states)):
+            for name, spec in specs.items():
+                key = f"ema/{name}" if kind == "param" and name in averages else f"{kind}/{name}"
+                if saved.get(key, ("", None))[1] != spec.shape:
+                    fail("E-CKPT-021", f"{found.folder} has no `{key}` of the shape {list(spec.shape)}",
+                         help="name the variant and the knobs that it was trained with")  # fmt: skip
+                wanted[kind, str(spec.node.attrs["path"])] = key
+        state = load_state(found)
+        bound = {leaf: state[key].to(self.dtype) if state[key].is_floating_point() else state[key] for leaf, key in wanted.items()}
+        for source, facts in found.manifest.data.items():
+            for name, value in facts.get("statistics", {}).items():
+                bound["statistic", f"{source}/{name}"] = torch.tensor(value, dtype=self.dtype)
+        return bound
+
+    # --- a calculation
+
+    def species(self, symbols: list[str]) -> np.ndarray:
+        """Places in the potential's elements; E-RUN-055 for one that it does not know."""
+        for symbol in symbols:
+            if symbol not in self.elements:
+                fail("E-RUN-055", f"the potential does not know the element {symbol}: it was trained for {' '.join(self.elements)}")
+        return np.array([self.elements.index(symbol) for symbol in symbols], np.int32)
+
+    def structure(self, species: np.ndarray, positions: np.ndarray, cell: np.ndarray, edges: Any) -> Structures:
+        """Atoms with their edges, (receivers, senders, offsets)."""
+        ends = np.array([0, len(species)]), np.array([0, len(edges[0])])
+        return Structures(self.config.data.source, *ends, species, positions, cell[None], *edges, {})
+
+    def __call__(self, species: np.ndarray, positions: np.ndarray, cell: np.ndarray | None = None, periodic: Any = (False,) * 3) -> dict[str, np.ndarray]:
+        """energy (a number, eV), forces [atoms 3] (eV/Å), and where the function gives it stress [6] (eV/Å³)."""
+        box = np.zeros((3, 3)) if cell is None else np.asarray(cell, float)
+        return self.evaluate(self.structure(species, positions, box, edges_of(positions, box, periodic, self.cutoff)))
+
+    def evaluate(self, data: Structures) -> dict[str, np.ndarray]:
+        """Of one structure whose edges may reach beyond the cutoff."""
+        reach = np.abs(data.offsets).max(initial=self.cutoff)
+        batch = pack(data, np.array([0]), self._room(data), float(reach))
+        if self.compiled is None:
+            self.compiled = Compiled(self._graph())
+        values = dict(self.known)
+        exact = {"positions": data.positions, "offsets": data.offsets, "cell": data.cells}  # before rounding to f32
+        for name, array in batch.items():
+            tensor = torch.from_numpy(array)
+            tensor = tensor.to(self.dtype) if tensor.is_floating_point() else tensor
+            if name in exact and self.precision == "f64":
+                tensor[: len(exact[name])] = torch.from_numpy(exact[name])
+            values["input", name] = tensor
+        out = self.compiled.run(values, 0, 0)
+        found = {name: value.double().numpy() for name, value in out.items()}
+        return {"energy": found["energy"][0], "forces": found["forces"][: len(data.species)]} | (
+            {"stress": found["stress"][0]} if "stress" in found else {})
+
+    def _room(self, data: Structures) -> Capacity:
+        """The capacity, grown by a tenth where the atoms do not fit."""
+        needs = (len(data.species) + 1, max(1, len(data.receivers)))
+        if needs[0] > self.capacity[1] or needs[1] > self.capacity[2]:
+            sizes = [old if need <= old else -(-int(1.1 * need) // step) * step for old, need, step in zip(self.capacity[1:], needs, (8, 64), strict=True)]
+            self.capacity, self.compiled = (2, max(sizes[0], needs[0]), max(sizes[1], needs[1])), None
+        return self.capacity
+
+    def _graph(self) -> dict[str, Node]:
+        rows = dict(zip(("structures", "atoms", "edges"), self.capacity, strict=True))
+        args = []
+        for name in self.function.parameters.required:
+            dtype, shape, of = GRAPH_FIELDS[name]
+            args.append(Tensor(build("input", name=name, dtype=dtype, shape=(rows[of], *shape), batch=False)))
+        value, _ = trace_call(self.loaded.ev, self.function, args, {}, self.traced.registry, False)
+        if not isinstance(value, tuple) or len(value) not in (2, 3) or not all(isinstance(v, Tensor) for v in value):
+            fail("E-RUN-055", f"`{self.function.name}` must return (list energy forces) or (list energy forces stress)", self.function.span)
+        results = {name: v.node for name, v in zip(RESULTS, value, strict=False)}
+        return simplify(apply_precision(expand_gradients(results, self.traced.origins), self.precision))
+

@@ -1,0 +1,40 @@
+"""What a program's shapes and numbers need of its data before it is traced: capacities and statistics (language.md, "Data")."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from sexpgpu.experiment.model import Batches, Run
+from sexpgpu.run.bind import announce
+from sexpgpu.run.data import open_source
+from sexpgpu.run.data.structures import capacities, statistics
+
+
+def measured(run: Run, say: Callable[[str], None] = lambda text: None) -> Run:
+    """The run with the capacities of its packed batches and the statistics of its structures; other data is not opened.
+
+    Statistics are over the part that the run trains on, and over the whole of any other source.
+    """
+    opened: dict[str, Any] = {}
+    for batches in (run.data, *(e.data for e in run.evals)):
+        if batches.source.structures and batches.source.name not in opened:
+            announce(batches.source, say)
+            opened[batches.source.name] = open_source(batches.source, say=say)
+    if not opened:
+        return run
+
+    def sized(batches: Batches) -> Batches:
+        if not batches.source.structures:
+            return batches
+        data = opened[batches.source.name]
+        rows = data.rows(batches.split, batches.span)
+        return replace(batches, capacities=capacities(data, rows, batches.batch, batches.buckets))
+
+    found: dict[str, Any] = {}
+    for name, data in opened.items():
+        part = run.data.split if name == run.data.source.name else None
+        found |= {f"{name}/{key}": value for key, value in statistics(data, data.rows(part)).items()}
+    evals = tuple(replace(e, data=sized(e.data)) for e in run.evals)
+    return replace(run, data=sized(run.data), evals=evals, statistics=found)

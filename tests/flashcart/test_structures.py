@@ -1,0 +1,297 @@
+"""Extended XYZ, neighbour lists, statistics and packed batches."""
+
+import gzip
+import os
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from sexpgpu.compiler import Selection, choose_run, load, program, stages, train_graph
+from sexpgpu.diagnostics import SexpError
+from sexpgpu.experiment.model import Batches, DataSource
+from sexpgpu.experiment.structures import ENERGIES, LENGTHS
+from sexpgpu.run.bind import bind
+from sexpgpu.run.data.extxyz import edges_of, neighbours, parse, read
+from sexpgpu.run.data.structures import capacities, pack, packed, statistics
+from sexpgpu.run.measure import measured
+
+OPTIONS = {
+    "elements": ["H", "O"], "cutoff": 2.5, "energy-key": "energy", "forces-key": "forces", "stress-key": "stress",
+    "length-unit": "angstrom", "energy-unit": "eV", "required": ["energy", "forces"],
+}  # fmt: skip
+WATER = """3
+Properties=species:S:1:pos:R:3:forces:R:3 energy=-10.5 pbc="F F F" note="a b=c"
+O 0 0 0 0.1 0 0
+H 0.96 0 0 -0.1 0.25 0
+H -0.24 0.93 0 0 -0.25 0
+"""
+CRYSTAL = """2
+Lattice="2.0 0 0 0.3 2.2 0 0 0.1 2.4" Properties=species:S:1:pos:R:3:id:I:1:forces:R:3 stress="1 2 3 2 4 5 3 5 6" energy=-3 pbc="T T T"
+O 0 0 0 1 1 2 3
+H 1 1 1 2 -1 -2 -3
+"""
+
+
+def source(folder, name="a.extxyz", split=(), **options) -> DataSource:
+    return DataSource("set", "extxyz", name, str(folder), (), OPTIONS | options, split)
+
+
+def write(folder, text: str, name="a.extxyz"):
+    path = folder / name
+    path.write_bytes(gzip.compress(text.encode()) if name.endswith(".gz") else text.encode())
+    return path
+
+
+def opened(folder, text, name="a.extxyz", say=lambda t: None, split=(), **options):
+    return read(source(folder, name, split, **options), write(folder, text, name), say)
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+
+
+@pytest.mark.parametrize("name", ["a.extxyz", "a.extxyz.gz"])
+def test_frames_of_both_kinds(tmp_path, name):
+    data = opened(tmp_path, WATER + CRYSTAL + WATER, name, required=["energy", "forces"])
+    assert data.count == 3 and data.starts.tolist() == [0, 3, 5, 8]
+    assert data.species.tolist() == [1, 0, 0, 1, 0, 1, 0, 0]
+    assert data.labels["energy"].tolist() == [-10.5, -3.0, -10.5]
+    np.testing.assert_array_equal(data.labels["forces"][3:5], [[1, 2, 3], [-1, -2, -3]])
+    np.testing.assert_array_equal(data.cells[1], [[2, 0, 0], [0.3, 2.2, 0], [0, 0.1, 2.4]])
+    assert data.edges(np.arange(3))[0] == 6 and data.edges(np.arange(3))[1] > 6
+
+
+def test_stress_and_units(tmp_path):
+    plain = opened(tmp_path, CRYSTAL, required=["energy", "forces", "stress"])
+    assert plain.labels["stress"].tolist() == [[1, 4, 6, 5, 3, 2]]
+    six = opened(tmp_path, CRYSTAL.replace("1 2 3 2 4 5 3 5 6", "1 4 6 5 3 2"), required=["stress"])
+    np.testing.assert_array_equal(six.labels["stress"], plain.labels["stress"])
+    b, h = LENGTHS["bohr"], ENERGIES["hartree"]
+    odd = opened(tmp_path, CRYSTAL, required=["energy", "forces", "stress"], cutoff=9.0, **{"length-unit": "bohr", "energy-unit": "hartree"})
+    np.testing.assert_allclose(odd.positions, plain.positions * b)
+    np.testing.assert_allclose(odd.labels["energy"], plain.labels["energy"] * h)
+    np.testing.assert_allclose(odd.labels["forces"], plain.labels["forces"] * h / b)
+    np.testing.assert_allclose(odd.labels["stress"], plain.labels["stress"] * h / b**3)
+    assert ENERGIES["kcal/mol"] == pytest.approx(h / 627.5094740631, rel=1e-9)
+
+
+def test_keys_and_zeros_are_told(tmp_path):
+    said = []
+    text = WATER.replace("energy=", "REF_energy=").replace("forces:R:3", "REF_forces:R:3")
+    data = opened(tmp_path, text, say=said.append, **{"energy-key": "REF_energy", "forces-key": "REF_forces"})
+    assert data.labels["energy"].tolist() == [-10.5]
+    assert said == ["data set: 5 of 9 force components are exactly 0 (56 %)"]
+
+
+MISTAKES = [
+    ("E-DATA-061", "frame 2 has no energy (`energy`)", WATER + WATER.replace("energy=", "e=")),
+    ("E-DATA-061", "has no forces", WATER.replace(":forces:R:3", "")),
+    ("E-DATA-062", "frame 1: the element `He`", WATER.replace("O 0", "He 0")),
+    ("E-DATA-060", "frame 1, line 4: 6 columns, and Properties need 7", WATER.replace("-0.1 0.25 0", "-0.1 0.25")),
+    ("E-DATA-060", "line 1: expected a number of atoms", "three" + WATER[1:]),
+    ("E-DATA-060", "line 6: expected a number of atoms", WATER + "9" + WATER[1:]),
+    ("E-DATA-060", "is no number", WATER.replace("0.96", "x")),
+    ("E-DATA-060", "is not finite", WATER.replace("-10.5", "nan")),
+    ("E-DATA-060", "`energy` has 2 numbers", WATER.replace("-10.5", '"1 2"')),
+    ("E-DATA-060", "Properties is no list", WATER.replace("forces:R:3", "forces:R")),
+    ("E-DATA-060", "no species", WATER.replace("species:S", "kind:S")),
+    ("E-DATA-060", "pbc is three", WATER.replace('"F F F"', '"F F"')),
+    ("E-DATA-060", "has no volume", CRYSTAL.replace("2.0 0 0 0.3", "0 0 0 0.3")),
+    ("E-DATA-060", "columns, not 3", WATER.replace("forces:R:3", "forces:R:2")),
+    ("E-DATA-006", "no frames", "\n\n"),
+]
+
+
+@pytest.mark.parametrize("code, words, text", MISTAKES, ids=lambda v: v[:30] if isinstance(v, str) else "")
+def test_mistakes_name_their_frame(tmp_path, code, words, text):
+    with pytest.raises(SexpError) as caught:
+        opened(tmp_path, text)
+    assert caught.value.diagnostic.code == code and words in caught.value.diagnostic.message
+
+
+def brute(positions, cell, periodic, cutoff):
+    span = range(-3, 4) if any(periodic) else (0,)
+    found = set()
+    for shift in np.array([(a, b, c) for a in span for b in span for c in span]):
+        if any(s and not p for s, p in zip(shift, periodic, strict=True)):
+            continue
+        for i in range(len(positions)):
+            for j in range(len(positions)):
+                d = np.linalg.norm(positions[j] - positions[i] + shift @ cell)
+                if d < cutoff and (i != j or shift.any()):
+                    found.add((i, j, *np.round(shift @ cell, 9)))
+    return found
+
+
+@pytest.mark.parametrize("periodic", [(False,) * 3, (True,) * 3, (True, True, False)], ids=str)
+def test_edges_are_all_pairs(periodic):
+    rng = np.random.default_rng(4)
+    cell = np.array([[3.0, 0, 0], [0.4, 3.1, 0], [0.2, -0.3, 3.3]])
+    positions = rng.random((7, 3)) @ cell
+    receivers, senders, offsets = edges_of(positions, cell, periodic, 3.0)
+    assert (np.diff(receivers) >= 0).all()
+    assert {(int(i), int(j), *np.round(o, 9)) for i, j, o in zip(receivers, senders, offsets, strict=True)} == brute(positions, cell, periodic, 3.0)
+    assert len(receivers) == len(brute(positions, cell, periodic, 3.0))
+
+
+def test_neighbours_are_cached_and_a_torn_cache_is_made_again(tmp_path, monkeypatch):
+    frames = list(parse(source(tmp_path), WATER + CRYSTAL))
+    first = neighbours(frames, 2.5, "k")
+    path = os.path.join(os.environ["XDG_CACHE_HOME"], "sexpgpu", "data", "k.npz")
+    assert os.path.exists(path)
+    with monkeypatch.context() as without:
+        without.setattr("sexpgpu.run.data.extxyz.edges_of", None)
+        again = neighbours(frames, 2.5, "k")
+    for a, b in zip(first, again, strict=True):
+        for x, y in zip(a, b, strict=True):
+            np.testing.assert_array_equal(x, y)
+    with open(path, "wb") as file:
+        file.write(b"PK torn")
+    assert len(neighbours(frames, 2.5, "k")) == 2
+    assert len(neighbours(frames[:1], 2.5, "k")) == 1  # an entry of other frames is none
+
+
+def test_an_isolated_atom_has_no_edges(tmp_path):
+    data = opened(tmp_path, "1\nProperties=species:S:1:pos:R:3:forces:R:3 energy=-1\nO 0 0 0 0 0 0\n")
+    assert data.edges(np.array([0])).tolist() == [0]
+    fields = pack(data, np.array([0]), (2, 8, 64), 2.5)
+    assert fields["edge-mask"].sum() == 0 and (fields["receivers"] == 7).all()
+
+
+def test_statistics(tmp_path):
+    other = WATER.replace("3\n", "2\n", 1).replace("H -0.24 0.93 0 0 -0.25 0\n", "").replace("-10.5", "-7")
+    data = opened(tmp_path, WATER + other)
+    found = statistics(data, np.arange(2))
+    assert found["neighbours"] == 8 / 5
+    assert found["force-rms"] == pytest.approx(np.sqrt((data.labels["forces"] ** 2).mean()))
+    counts, energy = np.array([[2.0, 1], [1, 1]]), np.array([-10.5, -7])
+    mean = energy.sum() / 5
+    expected = mean + np.linalg.solve(counts.T @ counts + np.eye(2), counts.T @ (energy - mean * counts.sum(1)))
+    np.testing.assert_allclose(found["shifts"], expected)
+
+
+def test_a_packed_batch(tmp_path):
+    data = opened(tmp_path, WATER + CRYSTAL)
+    fields = pack(data, np.array([1, 0]), (4, 16, 192), 2.5)
+    n = int(data.edges(np.arange(2)).sum())
+    assert fields["graph-mask"].tolist() == [1, 1, 0, 0] and fields["atom-mask"].sum() == 5 and fields["edge-mask"].sum() == n
+    assert (np.diff(fields["receivers"]) >= 0).all() and (fields["receivers"][n:] == 15).all()
+    assert fields["graph"].tolist() == [0, 0, 1, 1, 1] + [3] * 11
+    assert fields["energy"].tolist() == [-3, -10.5, 0, 0] and fields["atoms"].tolist() == [2, 3, 1, 1]
+    assert fields["volume"][0] == pytest.approx(abs(np.linalg.det(data.cells[1]))) and fields["volume"][1] == 1
+    x, s, r = fields["positions"], fields["senders"], fields["receivers"]
+    length = np.linalg.norm(x[s] - x[r] + fields["offsets"], axis=1)
+    assert (length[:n] < 2.5).all() and (length[n:] == 5).all()
+    assert {a.dtype for a in fields.values()} == {np.dtype("f4"), np.dtype("i4")}
+
+
+def test_capacities_hold_every_batch_and_come_in_buckets(tmp_path):
+    data = opened(tmp_path, (WATER * 30) + (CRYSTAL * 10))
+    rows = np.arange(40)
+    sizes = capacities(data, rows, 8, 3)
+    assert 1 < len(sizes) <= 3 and list(sizes) == sorted(sizes) and {s for s, _, _ in sizes} == {9}
+    batches = Batches(data.source, None, 8, buckets=3)
+    feed = packed(data, batches)
+    used = set()
+    for seed in range(50):
+        fields = feed.take(np.random.default_rng(seed).permutation(40)[:8])
+        used.add((9, len(fields["atom-mask"]), len(fields["edge-mask"])))
+    assert used <= set(sizes) and len(used) > 1
+    assert len(capacities(data, np.arange(30), 8, 3)) == 1  # equal structures need one size
+    assert len(feed.take(np.array([0]))["graph-mask"]) == 9  # what remains of an evaluation fits too
+
+
+PROGRAM = """
+(import "nn" "optim" "flashcart")
+(defdata set (extxyz "a.extxyz" :elements (H O) :cutoff 2.5) :split ((train 3/4) (valid 1/4)))
+(deflayer model (vectors species senders receivers)
+  (let* ((lengths (vector-lengths vectors))
+         (radial (* (chebyshev lengths :count 4 :r-max 2.5) (reshape (polynomial-cutoff lengths :r-max 2.5) [(dim lengths 0) 1])))
+         (x (reshape (embedding species (dim (statistic set "shifts") 0) 4) [(dim species 0) 1 4]))
+         (y (interaction x (edge-attributes vectors lengths 1) radial senders receivers 4 :l-max 1 :hidden [8]
+                         :neighbours (statistic set "neighbours"))))
+    (+ (per-element (statistic set "shifts") species) (reshape (scalar-mlp (scalars (product-layer y :l-max 0)) [8 1]) [(dim species 0)]))))
+(defun both (positions offsets species senders receivers graph graph-mask)
+  (let ((e (sum-by (model (edge-vectors positions offsets senders receivers) species senders receivers) graph (dim graph-mask 0))))
+    (list e (forces-of (* e graph-mask) positions))))
+(defun loss (positions offsets species senders receivers graph graph-mask atom-mask energy forces)
+  (destructuring-bind (e f) (both positions offsets species senders receivers graph graph-mask)
+    (list (+ (masked-sum (square (- e energy)) graph-mask) (masked-sum (square (- f forces)) atom-mask)) (sum graph-mask))))
+(defrun train :data (graphs set :split train :batch 4 :shuffle true %s) :loss loss :optimizer (adam :lr 1e-2) :steps 20 %s)
+(defeval valid :data (graphs set :split valid :batch 3) :every 5 :metrics ((loss loss)))
+"""
+
+
+def prepared(folder, keys="", run_keys="", text=WATER * 30 + CRYSTAL * 10):
+    write(folder, text)
+    file = folder / "p.lisp"
+    file.write_text(PROGRAM % (keys, run_keys))
+    loaded = load(str(file), Selection())
+    run = measured(choose_run(loaded.experiment, None))
+    compiled = program(stages(loaded, run), "cpu", 1)
+    compiled.initialise()
+    return loaded, run, compiled, bind(run)
+
+
+def test_buckets_change_no_number_and_compile_once_each(tmp_path):
+    losses, graphs = [], []
+    for keys in (":buckets 1", ":buckets 3"):
+        _, run, compiled, data = prepared(tmp_path, keys, ":precision f64")
+        losses.append([compiled.step(data.feeds.train.batch(i), False).loss for i in range(20)])
+        graphs.append(len(compiled._graphs))
+        assert (len(run.data.capacities) > 1) == (keys[-1] == "3")
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-9)
+    assert losses[0][-1] < losses[0][0] and graphs == [0, 1]
+
+
+def test_an_evaluation_counts_only_what_is_real(tmp_path):
+    _, run, compiled, data = prepared(tmp_path)
+    totals = [compiled.evaluate("valid", b)["loss"] for b in data.feeds.evals["valid"]]
+    assert sum(count for _, count in totals) == 10
+
+
+def test_the_manifest_keeps_the_statistics(tmp_path):
+    _, run, _, data = prepared(tmp_path)
+    kept = data.digests()["set"]["statistics"]
+    assert set(kept) == {"neighbours", "force-rms", "shifts"} and kept["neighbours"] == run.statistics["set/neighbours"]
+
+
+def test_without_data_the_program_still_traces(tmp_path):
+    file = tmp_path / "p.lisp"
+    file.write_text(PROGRAM % ("", ""))
+    loaded = load(str(file), Selection())
+    run = choose_run(loaded.experiment, None)
+    assert run.data.capacities == () and train_graph(loaded, run).params
+    assert dict(run.data.source.split) == {"train": Fraction(3, 4), "valid": Fraction(1, 4)}
+
+
+WRONG = [
+    ("E-EVAL-102", "elements", ":elements (H O)", ""),
+    ("E-EVAL-103", "no element `Q`", "(H O)", "(H Q)"),
+    ("E-EVAL-103", "each element once", "(H O)", "(H H)"),
+    ("E-EVAL-103", "above 0", ":cutoff 2.5)", ":cutoff 0)"),
+    ("E-EVAL-103", "none of angstrom", ":cutoff 2.5)", ":cutoff 2.5 :length-unit ångström)"),
+    ("E-EVAL-103", "no label `charge`", ":cutoff 2.5)", ":cutoff 2.5 :required (charge))"),
+    ("E-DATA-030", "atomic structures", "(graphs set :split train", "(batches set :split train"),
+    ("E-EVAL-107", "no statistic `neighbors`", '"neighbours"', '"neighbors"'),
+    ("E-EVAL-107", "no data source `sets`", '(statistic set "neighbours")', '(statistic sets "neighbours")'),
+    ("E-EVAL-104", "is called as", '(statistic set "neighbours")', "(statistic set)"),
+    ("E-EVAL-115", "several micro-batches", ":steps 20", ":steps 20 :accumulate 2"),
+    ("E-EVAL-109", "stress", "graph-mask atom-mask energy forces)", "graph-mask atom-mask energy stress forces)"),
+    ("E-EVAL-105", "stands as the :data", "(defrun", "(defun f () (graphs set))\n(f)\n(defrun"),
+]
+
+
+@pytest.mark.parametrize("code, words, old, new", WRONG, ids=lambda v: v[:24] if isinstance(v, str) else "")
+def test_mistakes_in_the_file(tmp_path, code, words, old, new):
+    text = PROGRAM % ("", "")
+    assert old in text
+    file = tmp_path / "p.lisp"
+    file.write_text(text.replace(old, new, 1))
+    with pytest.raises(SexpError) as caught:
+        loaded = load(str(file), Selection())
+        train_graph(loaded, choose_run(loaded.experiment, None))
+    found = [d for d in caught.value.diagnostics if d.code == code]
+    assert found and words in found[0].message, [(d.code, d.message) for d in caught.value.diagnostics]

@@ -1,0 +1,6 @@
+"""Makes `cases` and `show` importable whatever folder the tests start from."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
