@@ -3,7 +3,8 @@
 `throughput`: samples a second over the same local shards, batches of 64 of a field of 128 tokens and a label. Eager side: an
 IterableDataset that unzips and parses its share of the shards, two workers, default collation. Ours: cold (cache empty: every
 shard is read, checked, parsed, and the batches taken) and warm, both with a shuffle over all records. Each side in a process
-of its own, alternating; medians of the rounds, and the ratios ours / eager.
+of its own, alternating; medians of the rounds, and the ratios ours / eager. Also the CPU seconds of a side with its workers, which
+say something on a machine that others use too.
 `first batch`: seconds from the start of Python to the first shuffled batch of a 1,000-shard manifest, index cached, and the
 part of it after imports.
 `workers`: seconds to parse the shards with 0, 1, 2, 4 processes, and with 2 threads of one process: why workers are processes.
@@ -19,6 +20,7 @@ import argparse
 import json
 import os
 import random
+import resource
 import statistics
 import subprocess
 import sys
@@ -67,7 +69,13 @@ def ours(manifest: str, workers: int | None) -> dict[str, Any]:
     for step in range(batches):
         feed.batch(step)
     end = time.perf_counter()
-    return {"cold": batches * BATCH / (end - begin), "warm": batches * BATCH / (end - ready), "read": ready - begin}
+    return {"cold": batches * BATCH / (end - begin), "warm": batches * BATCH / (end - ready), "read": ready - begin, "cpu": cpu()}
+
+
+def cpu() -> float:
+    """CPU seconds of this process and of its workers."""
+    time.sleep(0.5)  # they are waited for
+    return sum(u.ru_utime + u.ru_stime for u in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)))
 
 
 def eager(manifest: str, workers: int) -> dict[str, Any]:
@@ -93,7 +101,8 @@ def eager(manifest: str, workers: int) -> dict[str, Any]:
     begin, seen = time.perf_counter(), 0
     for tokens, _ in DataLoader(Shards(), batch_size=BATCH, num_workers=workers):
         seen += len(tokens)
-    return {"rate": seen / (time.perf_counter() - begin)}
+    end = time.perf_counter()
+    return {"rate": seen / (end - begin), "cpu": cpu()}
 
 
 def first(manifest: str, started: float) -> dict[str, Any]:
@@ -135,10 +144,14 @@ def child(what: str, manifest: str, cache: Path | None, workers: int | None = No
 
 
 def throughput(manifest: str, rounds: int) -> dict[str, Any]:
-    rows = [{"eager": child("eager", manifest, None, 2)["rate"], **child("ours", manifest, None)} for _ in range(rounds)]
+    rows = []
+    for _ in range(rounds):
+        other = child("eager", manifest, None, 2)
+        rows.append({"eager": other["rate"], "eager cpu": other["cpu"], **child("ours", manifest, None)})
     median = {side: round(statistics.median(row[side] for row in rows)) for side in ("eager", "cold", "warm")}
     ratios = {f"{side} / eager": round(statistics.median(row[side] / row["eager"] for row in rows), 2) for side in ("cold", "warm")}
-    return {"question": "throughput", "samples per second": median} | ratios
+    seconds = {side: round(statistics.median(row[key] for row in rows), 2) for side, key in (("eager", "eager cpu"), ("ours, cold", "cpu"))}
+    return {"question": "throughput", "samples per second": median, "cpu": seconds} | ratios
 
 
 def first_batch(folder: Path, rounds: int) -> dict[str, Any]:
@@ -153,9 +166,10 @@ def first_batch(folder: Path, rounds: int) -> dict[str, Any]:
 def worker_counts(manifest: str, rounds: int) -> dict[str, Any]:
     counts: dict[str, Any] = {}
     for count in (0, 1, 2, 4):
-        counts[f"{count} processes"] = round(statistics.median(child("ours", manifest, None, count)["read"] for _ in range(rounds)), 2)
+        rows = [child("ours", manifest, None, count) for _ in range(rounds)]
+        counts[f"{count} processes"] = {key: round(statistics.median(row[key] for row in rows), 2) for key in ("read", "cpu")}
     counts["2 threads"] = round(statistics.median(child("threads", manifest, None)["read"] for _ in range(rounds)), 2)
-    return {"question": "workers", "seconds to parse": counts}
+    return {"question": "workers", "seconds to parse, cpu with the batches": counts}
 
 
 def remote(local: str, there: str, rounds: int) -> dict[str, Any]:

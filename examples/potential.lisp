@@ -15,7 +15,7 @@
 (defknob batch 10 "structures in a step" :min 1)
 (defknob lr 1e-2 "peak learning rate")
 (defknob forces-weight 0.1 "weight of a force component beside an atom's energy")
-(defknob steps 3000 "steps of the run")
+(defknob steps 2000 "steps of the run")
 (defknob seed 1 "seed of the run")
 
 (defvariant quick :steps 300)

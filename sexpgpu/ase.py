@@ -1,7 +1,7 @@
 """A trained potential as an ASE calculator: energy, forces and stress of atoms, from a file and its checkpoint.
 
     from sexpgpu.ase import Calculator
-    atoms.calc = Calculator("examples/potential.lisp", "checkpoints/step-1500")
+    atoms.calc = Calculator("examples/potential.lisp", "checkpoints/step-2000")
 """
 
 from __future__ import annotations

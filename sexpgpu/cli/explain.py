@@ -20,6 +20,13 @@ from sexpgpu.experiment.report import ParameterRow, Report, RunReport
 from sexpgpu.read.printer import print_value
 from sexpgpu.settings import Settings, load, not_yet
 
+#: family of a code -> the page that describes what it is about
+SEE = {
+    "READ": "docs/lisp.md", "EVAL": "docs/lisp.md", "SHAPE": "docs/ops.md", "KNOB": "docs/knobs.md", "ENV": "docs/environment.md",
+    "DATA": "docs/data.md", "MEM": "docs/devices.md", "DEV": "docs/devices.md", "CKPT": "docs/checkpoints.md", "NET": "docs/data.md",
+    "RUN": "docs/run.md",
+}  # fmt: skip
+
 #: the compiler's side: (file, run, selection) -> Report
 EXPLAIN = "sexpgpu.compiler:explain"
 
@@ -68,7 +75,7 @@ def page(code: str) -> str:
             f"there is no code {code}",
             help=(*suggestion(code, codes(), "codes"), "docs/errors.md lists all"),
         )
-    return f"{code}: {found.title}\n\n{found.page.strip()}"
+    return f"{code}: {found.title}\n\n{found.page.strip()}\n\nSee also: {SEE[code.split('-')[1]]}"
 
 
 # --- the report as text ------------------------------------------------------------

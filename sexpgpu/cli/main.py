@@ -20,7 +20,16 @@ import click
 
 from sexpgpu import __version__
 from sexpgpu.cli import output
-from sexpgpu.diagnostics import Diagnostic, InternalError, SexpError, nearest, out_of_memory, printable, problem, suggestion
+from sexpgpu.diagnostics import (
+    Diagnostic,
+    InternalError,
+    SexpError,
+    nearest,
+    out_of_memory,
+    printable,
+    problem,
+    suggestion,
+)
 from sexpgpu.settings import scrub
 
 #: name of a command -> where it is; nothing is imported until it is used

@@ -39,8 +39,8 @@ def flags(command: Callable[..., Any]) -> Callable[..., Any]:
     """The options that choose a program and a checkpoint for it."""
     for option in (
         click.option("--accept", is_flag=True, help="Go on although the program's numbers differ."),
-        click.option("--checkpoint-dir", metavar="FOLDER", help="The location in which --resume latest looks."),
-        click.option("--resume", metavar="CHECKPOINT", help="A checkpoint's folder, or latest."),
+        click.option("--checkpoint-dir", metavar="LOCATION", help="The location in which --resume latest looks."),
+        click.option("--resume", metavar="CHECKPOINT", help="A checkpoint's folder, s3://bucket/prefix/step-N, or latest."),
         click.option("--set", "sets", metavar="NAME=VALUE", multiple=True, help="A knob's value; may be repeated."),
         click.option("--variant", metavar="NAME", help="Knob values of a defvariant."),
     ):

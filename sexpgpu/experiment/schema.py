@@ -13,7 +13,6 @@ from sexpgpu.diagnostics import Diagnostic, Related, SexpError, nearest, one_or_
 from sexpgpu.forms import Form, Keyword, ListForm, Literal, Symbol
 from sexpgpu.lisp.values import Callable, Tensor, kind_of, plain, show
 
-
 LARGEST = 2**63  # of a number that a key takes: beyond it files and devices have no word for it
 
 

@@ -26,7 +26,8 @@ def draw(runs: Sequence[RunRecords], labels: Sequence[str], smooth: float) -> An
     above = 0.5 + 0.22 * math.ceil(len(runs) / 3)
     figure = Figure(figsize=(WIDTH * min(COLUMNS, len(shown)), above + HEIGHT * height + below), layout="constrained", dpi=100)
     total = above + HEIGHT * height + below
-    head, *parts = figure.subfigures(2 + bool(rows), 1, height_ratios=[above / total, HEIGHT * height / total, *([below / total] if rows else [])])
+    heights = [above / total, HEIGHT * height / total, *([below / total] if rows else [])]
+    head, *parts = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False).flat
     _heading(head, labels)
     axes = parts[0].subplots(height, min(COLUMNS, len(shown)), squeeze=False).flat
     for ax, panel in zip(axes, shown, strict=False):

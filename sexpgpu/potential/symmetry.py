@@ -53,7 +53,7 @@ def check(make: Callable[[str], Potential]) -> list[Finding]:
     def note(law: str, deviation: float, bound: float) -> None:
         laws[law] = (max(deviation, laws.get(law, (0.0, 0.0))[0]), bound)
 
-    for structure in structures(single):
+    for structure in structures(single)[::-1]:  # the crystal first: its capacity holds the cluster too
         for name, (moved, back) in _motions(structure).items():
             _compare(single, structure, moved, back, name, note)
         _differences(double, structure, note)
@@ -68,9 +68,10 @@ def _motions(structure: Structure) -> dict[str, tuple[Structure, Any]]:
     turn *= np.sign(np.linalg.det(turn))
     order = rng.permutation(len(x))
     turned = lambda r: (species, x @ r.T, None if cell is None else cell @ r.T, periodic)  # noqa: E731
+    mirror = turn @ np.diag([1.0, 1.0, -1.0])
     return {
         "rotation": (turned(turn), lambda f: f @ turn),
-        "reflection": (turned(-turn), lambda f: f @ -turn),
+        "reflection": (turned(mirror), lambda f: f @ mirror),
         "translation": ((species, x + rng.uniform(-3, 3, 3), cell, periodic), lambda f: f),
         "permutation": ((species[order], x[order], cell, periodic), lambda f: f[np.argsort(order)]),
     }

@@ -20,10 +20,11 @@ from sexpgpu.ops.philox import draw_key
 from sexpgpu.python.module import dtype_of
 from sexpgpu.run.checkpoints.compare import Identity, Schema, compare, type_text
 from sexpgpu.run.checkpoints.export import weights
-from sexpgpu.run.checkpoints.find import Found, at_path, whole
+from sexpgpu.run.checkpoints.find import Found, absolute, at_path, whole
 from sexpgpu.run.checkpoints.store import saved_schema
 from sexpgpu.run.initial import COMPONENT, open_weights
 from sexpgpu.run.plain import plain_knobs
+from sexpgpu.run.storage import open_storage
 
 
 @dataclass(frozen=True)
@@ -37,13 +38,13 @@ class Start:
 
 
 def start(loaded: Loaded, traced: TracedRun, source: str | None, averaged: bool) -> Start:
-    """`source`: a folder step-N, a location with checkpoints, a safetensors file, or None: initial values."""
+    """`source`: a checkpoint step-N, a location with checkpoints, a safetensors file, or None: initial values."""
     if source is None:
         specs = traced.params | traced.states
         return Start({name: _initial(spec, traced) for name, spec in specs.items()})
     path = Path.cwd() / source
-    if path.is_dir() or path.suffix != ".safetensors":
-        return _checkpoint(loaded, traced, _named(path), averaged)
+    if "://" in source or path.is_dir() or path.suffix != ".safetensors":
+        return _checkpoint(loaded, traced, _named(absolute(source)), averaged)
     if averaged:
         fail("E-CKPT-036", f"{source} has one set of weights", help="leave weights='ema' out: sexpgpu export --weights ema chose them")
     return Start(_file(path, traced))
@@ -61,13 +62,13 @@ def _schema(traced: TracedRun) -> dict[str, tuple[str, tuple[int, ...]]]:
     return {name: (retyped.get(spec.dtype, spec.dtype), spec.shape) for name, spec in (traced.params | traced.states).items()}
 
 
-def _named(path: Path) -> Found:
-    """The checkpoint at a path: of a location, its newest healthy one."""
-    if path.is_dir() and not (path / "manifest.json").exists():
-        healthy = [found for found in whole(path)[0] if found.manifest.health == "healthy"]
+def _named(place: str) -> Found:
+    """The checkpoint at a path or address: of a location, its newest healthy one."""
+    if open_storage(place, "checkpoint").head("manifest.json") is None:
+        healthy = [found for found in whole(place)[0] if found.manifest.health == "healthy"]
         if healthy:
             return at_path(healthy[0].folder)
-    return at_path(path)
+    return at_path(place)
 
 
 def _checkpoint(loaded: Loaded, traced: TracedRun, found: Found, averaged: bool) -> Start:

@@ -237,6 +237,7 @@ class _Session:
         owed: tuple[str, ...] = ()
         durable = None
         if self.store is not None:
+            self.copy.prepare(self.program.state())
             self.writer = Writer(lambda step, left: self._saving(step, left, data, trajectory), self._durable)
             if self.plan.run.keep_best is not None:
                 self.best = Best(self.plan.run.keep_best, choice.found.manifest.best if choice.found and not choice.fork else None)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +52,13 @@ def test_metrics(folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Ca
     size = (folder / "a.jsonl").stat().st_size
     assert run("--metrics", "jsonl:b.jsonl") == 0 and (folder / "b.jsonl").exists() and capfd.readouterr().out == ""
     assert run("--metrics", "") == 0 and (folder / "a.jsonl").stat().st_size == size
+
+
+def test_a_run_on_this_machine_alone_needs_no_s3_library(folder: Path) -> None:
+    code = (f"import sys\nfrom sexpgpu.cli.main import perform\nrc = perform(['run', 'e.lisp', *{BEGIN!r}, '--steps', '1', '--checkpoint-dir', 'c'])\n"
+            "sys.exit(rc or len({'boto3', 'botocore'} & set(sys.modules)))")
+    done = subprocess.run([sys.executable, "-c", code], cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and steps(folder / "c") == ["step-1"], done.stderr
 
 
 def test_status(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,15 +1,17 @@
 """Drives mutated and generated programs through `sexpgpu check` in one process and says how the messages did.
 
-    python tests/fuzz/drive.py --count 5000 [--seed 0] [--grammar] [--keep FOLDER]
+    python tests/fuzz/drive.py --count 5000 [--seed 0] [--grammar] [--run] [--keep FOLDER]
 
 Each program has 20 seconds and 1 GB. Fails (exit 1) on: an exception that is no coded mistake, a program out of time or
 memory, a message without a place where one mutated form is to blame, a place in neither the mutated top-level form nor one
-that uses what it defines. Prints how often the nearest place lies within one line of the mutation (no bar).
+that uses what it defines. `--run` also makes a step of what has no errors. Prints how often the nearest place lies within one line of the mutation (no bar).
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
 import random
 import resource
 import signal
@@ -18,13 +20,17 @@ import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import grammar
+import numpy as np
 from mutate import TOKEN, Mutation, mutate
 
+from sexpgpu.cli import main as main_module
 from sexpgpu.compiler import Selection, check
 from sexpgpu.diagnostics import Diagnostic, SexpError, document, render
 from sexpgpu.lisp.modules import Loader
@@ -52,6 +58,7 @@ class Tally:
     near: int = 0
     slowest: float = 0.0
     codes: Counter[str] = field(default_factory=Counter)
+    ran: Counter[int] = field(default_factory=Counter)
     far: Counter[str] = field(default_factory=Counter)
     bad: list[str] = field(default_factory=list)
 
@@ -65,8 +72,8 @@ def findings(path: Path, text: str) -> tuple[Diagnostic, ...]:
         return mistake.diagnostics
 
 
-def limited(path: Path, text: str) -> tuple[Diagnostic, ...]:
-    """`findings` within time and memory; OutOfTime, MemoryError or a bug's exception come through."""
+def timed(work: Callable[[], Any]) -> Any:
+    """`work` within SECONDS; OutOfTime, MemoryError or a bug's exception come through."""
 
     def stop(number: int, frame: object) -> None:
         raise OutOfTime
@@ -74,7 +81,7 @@ def limited(path: Path, text: str) -> tuple[Diagnostic, ...]:
     before = signal.signal(signal.SIGALRM, stop)
     signal.setitimer(signal.ITIMER_REAL, SECONDS)
     try:
-        return findings(path, text)
+        return work()
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
@@ -84,6 +91,22 @@ def limit_memory() -> None:
     """One GB beyond what the process has now, for all programs together: they are to leave nothing behind."""
     now = int(Path("/proc/self/statm").read_text("utf-8").split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (now + BYTES, resource.getrlimit(resource.RLIMIT_AS)[1]))
+
+
+def data(folder: Path) -> None:
+    """The files that seeds and grammar name, small."""
+    rows = np.arange(40 * 64).reshape(40, 64) % 17
+    header = ",".join([*(f"image_{i}" for i in range(64)), *(f"x_{i}" for i in range(4)), "y", "label"])
+    lines = [",".join(map(str, [*rows[i], *rows[i][:4], rows[i][5], i % 10])) for i in range(40)]
+    (folder / "d.csv").write_text("\n".join([header, *lines]), "utf-8")
+    (folder / "c.txt").write_text("the quick brown fox " * 40, "utf-8")
+    np.savez(folder / "p.npz", x=np.float32(rows[:, :2]), y=np.float32(rows[:, 3]))
+
+
+def step(path: Path) -> int:
+    """The exit code of a run of one step, its output dropped."""
+    with open(os.devnull, "w", encoding="utf-8") as nowhere, contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
+        return main_module.perform(["run", str(path), "--steps", "1"])
 
 
 def forms(text: str) -> list[tuple[int, int]]:
@@ -143,17 +166,22 @@ def judge(tally: Tally, mutation: Mutation, original: str, found: tuple[Diagnost
         tally.near += nearest is not None and nearest <= 1
 
 
-def one(tally: Tally, path: Path, mutation: Mutation, original: str, keep: Path | None) -> None:
+def one(tally: Tally, path: Path, mutation: Mutation, original: str, keep: Path | None, runs: bool) -> None:
     """One program; a failure is kept as text in `tally.bad`, and its program in `keep`."""
     tally.programs += 1
     begin, before = time.monotonic(), len(tally.bad)
     try:
-        found = limited(path, mutation.text)
+        found = timed(lambda: findings(path, mutation.text))
         for d in found:
             render(d)
             tally.codes[d.code] += 1
         tally.clean += not found
         tally.warned += bool(found) and all(d.severity == "warning" for d in found)
+        if runs and not any(d.severity == "error" for d in found):
+            code = timed(lambda: step(path))
+            tally.ran[code] += 1
+            if code not in (0, 2, 3):
+                tally.bad.append(f"{mutation.kind} at line {mutation.line}: a run of it ended with {code}")
         if mutation.kind != "grammar":
             judge(tally, mutation, original, found, path.name)
     except OutOfTime:
@@ -179,12 +207,13 @@ def programs(count: int, seed: int, with_grammar: bool) -> Iterator[tuple[Mutati
             yield mutate(original, random.Random(f"{seed}/{number}")), original
 
 
-def drive(count: int, seed: int = 0, with_grammar: bool = False, keep: Path | None = None) -> Tally:
+def drive(count: int, seed: int = 0, with_grammar: bool = False, keep: Path | None = None, runs: bool = False) -> Tally:
     """All of it; memory is limited by the caller, who may have a process to lose."""
     tally = Tally()
     with tempfile.TemporaryDirectory() as folder:
+        data(Path(folder))
         for mutation, original in programs(count, seed, with_grammar):
-            one(tally, Path(folder) / "p.lisp", mutation, original, keep)
+            one(tally, Path(folder) / "p.lisp", mutation, original, keep, runs)
     return tally
 
 
@@ -200,6 +229,7 @@ def report(tally: Tally) -> str:
         f"errors whose places all lie outside the mutated form and its users: {sum(tally.far.values())} {dict(tally.far)}",
         f"slowest program {tally.slowest:.2f} s, peak memory {peak} MiB",
         f"codes: {', '.join(f'{code} {n}' for code, n in tally.codes.most_common())}",
+        f"exit codes of those that were run: {dict(tally.ran)}",
         f"failures: {len(tally.bad)}",
     ])  # fmt: skip
 
@@ -209,13 +239,16 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--grammar", action="store_true", help="programs of the grammar instead of mutations")
+    parser.add_argument("--run", action="store_true", help="make a step of each program without errors")
     parser.add_argument("--keep", type=Path, help="a folder for the programs that fail")
     arguments = parser.parse_args()
     if arguments.keep is not None:
         arguments.keep.mkdir(parents=True, exist_ok=True)
     findings(Path(tempfile.mkdtemp()) / "p.lisp", grammar.program(0))  # what is imported lazily is no program's memory
+    if arguments.run:
+        import_module("sexpgpu.run.session")
     limit_memory()
-    tally = drive(arguments.count, arguments.seed, arguments.grammar, arguments.keep)
+    tally = drive(arguments.count, arguments.seed, arguments.grammar, arguments.keep, arguments.run)
     print(report(tally))
     return 1 if tally.bad else 0
 

@@ -218,6 +218,15 @@ RUNS = [
 MEM = [
     Case("MEM-parameter", model('(matmul x (param "w" [3 4000000000000] :init zeros))').replace("(cross-entropy (model x) label)", "(mean (model x))"), go()),
     Case("MEM-batch", run(":batch 8", ":batch 400000000000000"), go()),
+    Case("MEM-activation", loss("(+ (cross-entropy (model x) label) (mean (exp (broadcast (mean x) [10000000 10000000]))))"), go()),
+    Case("MEM-state", model('(progn (state "cache" [4000000000000]) (linear x 5))'), go()),
+    Case("MEM-width", words=go("--set", "width=4000000000000")),
 ]
-DEV: list[Case] = []
+DEV = [
+    Case("DEV-none", words=go("--device", "cuda")),
+    Case("DEV-unknown", words=go("--device", "gpu")),
+    Case("DEV-ordinals", words=go("--device", "cuda"), environ={"SEXPGPU_DEVICES": "0,0"}),
+    Case("DEV-no-ordinal", words=go("--device", "cuda"), environ={"SEXPGPU_DEVICES": "99"}),
+    Case("DEV-words", words=go(), environ={"SEXPGPU_DEVICES": "all"}),
+]
 CASES = [*READ, *EVAL, *SHAPE, *KNOB, *ENV, *DATA, *CKPT, *NET, *RUNS, *MEM, *DEV]

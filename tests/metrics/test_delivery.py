@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 import time
@@ -307,7 +308,7 @@ def test_a_cursor_of_another_file_or_host_is_not_believed(fake, file):
     assert deliver(fake.url, file).finished
     assert load_cursor(file, RUN, fake.url).seq == 8
     assert load_cursor(file, RUN, "https://elsewhere").seq == 0
-    for text in ("", "[]", "{", '{"%s": {"seq": 3}}' % RUN, '{"%s": 5}' % RUN):
+    for text in ("", "[]", "{", json.dumps({RUN: {"seq": 3}}), json.dumps({RUN: 5})):
         cursor_path(file).write_text(text)
         assert load_cursor(file, RUN, fake.url).seq == 0
     assert deliver(fake.url, file).finished

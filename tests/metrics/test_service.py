@@ -186,6 +186,7 @@ def test_a_run_with_a_spool_only(fake, tmp_path):
 
 @pytest.mark.parametrize("strict", [False, True])
 def test_what_did_not_arrive_is_named_and_pushed(fake, tmp_path, strict, monkeypatch, capsys):
+    """Records that were not taken are still sent when the key and the host are given to a push."""
     fake.hooks.append(lambda a: error(422, "no series left") if "metric" in a.names else None)
     code, err = here(tmp_path, fake.url, "syvain", steps=30, strict=strict)
     assert code == (3 if strict else 0)
@@ -197,6 +198,8 @@ def test_what_did_not_arrive_is_named_and_pushed(fake, tmp_path, strict, monkeyp
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     assert perform(["metrics", "push", str(spool)]) == 3 and "E-NET-046" in capsys.readouterr().err
     fake.hooks.clear()
+    assert f"push {spool}" in here(tmp_path, fake.url, "syvain", steps=5)[1]  # the next run knows of it
+    fake.arrived.clear()
     assert perform(["metrics", "push", str(spool)]) == 0
     assert keyed(fake) == wanted and not spool.exists() and list(spool.parent.iterdir()) == []
 

@@ -4,6 +4,7 @@ import gzip
 import hashlib
 import json
 import shutil
+import sys
 import threading
 from pathlib import Path
 
@@ -634,3 +635,12 @@ def test_a_feed_is_of_the_plain_kind_below(tmp_path):
     plain = TrainFeed(opened.picked(opened.phases(data_of(found))[0][1]), 4, 7, True)
     ahead = train_feed(opened, data_of(found, shuffle=True), 7)
     assert ids(plain, range(20)) == ids(ahead, range(20)) == ids(ahead, range(20))
+
+
+def test_parquet_without_its_library(tmp_path, monkeypatch):
+    write_shard(tmp_path, "parquet", b"PAR1", 3)
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    found = source(tmp_path)
+    missing = wrong("E-DATA-045", eval_feed, open_source(found), data_of(found))
+    assert "pip install" in missing.help[0]

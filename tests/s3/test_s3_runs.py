@@ -209,6 +209,28 @@ def test_nothing_but_no_checkpoint_is_no_checkpoint(bench: Bench, command: Calla
     assert rc == 0 and "starting at step 0" in err
 
 
+@pytest.mark.parametrize(("gone", "rc"), [(("step-4",), 0), (("step-4", "step-8", "step-12"), 3), (("step-12",), 3)])
+def test_a_store_that_is_gone_costs_a_warning_and_at_the_end_the_exit_code(
+    bench: Bench, command: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch, gone: tuple[str, ...], rc: int
+) -> None:
+    real = s3.Link.send
+
+    def send(self: Any, operation: str, key: str | None = None, **arguments: Any) -> Any:
+        if operation == "put_object" and any(f"/{step}/" in (key or "") for step in gone):
+            raise s3.Transient("no connection")
+        return real(self, operation, key, **arguments)
+
+    monkeypatch.setattr(s3.Link, "send", send)
+    monkeypatch.setattr(s3, "PATIENCE", 0.5)
+    code, err = command("--checkpoint-dir", bench.place("gone"), "--steps", "12", "--status", "s.json")
+    assert code == rc, err
+    assert err.count("error[E-CKPT-012]") == (rc == 3) and "warning[E-CKPT-012]" in err or gone == ("step-12",)
+    assert bench.storage("gone").folders() == sorted({"step-4", "step-8", "step-12"} - set(gone))
+    status = json.loads((bench.folder / "s.json").read_text())
+    last = max((int(step[5:]) for step in bench.storage("gone").folders()), default=None)
+    assert (status["checkpoint"]["step"], status["checkpoint"]["durable"]) == (last, last is not None)
+
+
 def test_a_key_that_may_not_write_is_found_before_the_first_step(bench: Bench, command: Callable[..., tuple[int, str]]) -> None:
     rc, err = command("--checkpoint-dir", "s3://datasets/out", "--status", "s.json", **bench.server.environ("data", "SEXPGPU_CHECKPOINT_"))
     assert rc == 2 and "E-NET-018" in err and "SEXPGPU_CHECKPOINT_AWS_ACCESS_KEY_ID" in err

@@ -8,10 +8,11 @@ No text of a user's enters: names are numbered, attributes are numbers.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
 
-from sexpgpu.ir import Node
+from sexpgpu.ir import Node, Origins
 from sexpgpu.ops import table
 from sexpgpu.ops.random import DRAWS
 from sexpgpu.passes.schedule.fuse import PERSISTENT, REDUCTIONS, Kernel, element, form, joined, padded, reduced_shape
@@ -45,6 +46,7 @@ class Emitted:
     grid: programs. aligned: tensors read only at the element that the program stores, so that it may be stored over them.
     """
 
+    name: str
     source: str
     arguments: list[tuple]
     grid: tuple[int, int]
@@ -110,12 +112,29 @@ def _gpu_blocks(kind: str, rows: int, columns: int, sums: bool) -> Blocks:
         if high * wide <= 256:
             warps = 1
         return Blocks(high, wide, min(2 * processors, -(-rows // high)) if sums else 1, warps)
-    if kind == "long":
-        return Blocks(1, 4096, 1, 8)
+    if kind == "long":  # few rows at once, so that the second pass finds its row in the cache
+        return Blocks(1, min(16384, next_power(columns)), 1, 32)
     wide = min(128, next_power(columns))
     high = max(1, min(next_power(rows), 4096 // wide))
     across = -(-columns // wide)
     return Blocks(high, wide, max(1, min(-(-rows // high), -(-4 * processors // across))), 4)
+
+
+def kernel_name(kernel: Kernel, origins: Origins | None) -> str:
+    """Model path without call numbers, phase and what is computed last: equal layers give equal names."""
+    if origins is None:
+        return "kernel"
+    found = [origins.of(unit) for unit in kernel.units]
+    paths = [o.paths[0] for o in found if o.paths]
+    path = re.sub(r"/\d+(?=/|$)", "", paths[0]) if paths else ""
+    phase = next((o.phase for o in found if o.phase != "forward"), "forward")
+    last = kernel.units[-1].op
+    return "k_" + identifier(f"{path}_{phase}_{last}")
+
+
+def identifier(text: str) -> str:
+    """The only way that a user's text reaches generated code: letters, digits and underscores, 80 at most."""
+    return re.sub(r"[^A-Za-z0-9_]+", "_", text.encode("ascii", "replace").decode())[:80]
 
 
 class Emitter:
@@ -418,7 +437,7 @@ class Emitter:
         source = f"@triton.jit\ndef {self.name}({parameters}):\n" + "".join(f"    {line}\n" for line in lines)
         here = self.r * self.columns + self.c
         aligned = frozenset(node for node, places in self.places.items() if places == {here}) if self.kind != "long" else frozenset()
-        return Emitted(source, self.arguments, grid, self.blocks.warps, aligned, self.partials)
+        return Emitted(self.name, source, self.arguments, grid, self.blocks.warps, aligned, self.partials)
 
     def _loop(self) -> tuple[list[str], tuple[int, int]]:
         """One program of kinds flat, rows and columns."""
@@ -478,11 +497,13 @@ class Emitter:
     def _long(self) -> tuple[list[str], tuple[int, int]]:
         """A row a program, in passes over its columns: one for each level of reductions, and one that stores."""
         levels = self._levels()
+        exponents = self._exponents()
+        joined = set(exponents.values())
         wide = ".to(tl.int64)" if self.wide else ""
         lines = [f"r = tl.program_id(0){wide} + tl.zeros((1, 1), tl.int32)"]
-        for level in sorted({v for u, v in levels.items() if not _point(u)}):
-            units = [u for u in self.kernel.units if levels[u] == level and not _point(u)]
-            lines += self._pass(units, wide)
+        for level in sorted({v for u, v in levels.items() if not _point(u) and u not in joined}):
+            units = [u for u in self.kernel.units if levels[u] == level and not _point(u) and u not in joined]
+            lines += self._pass(units, exponents)
         points = [u for u in self.kernel.units if _point(u)]
         once = [u for u in points if u.type.size != self.rows * self.columns]
         self.names = {k: v for k, v in self.names.items() if k[0] == "loaded" and not self.axes[v][1]}
@@ -499,7 +520,9 @@ class Emitter:
             lines += [f"    {line}" for line in (*self._cm(), *self.body)]
         return lines, (self.rows, 1)
 
-    def _pass(self, units: list[Node], wide: str) -> list[str]:
+    def _pass(self, units: list[Node], exponents: Mapping[Node, Node]) -> list[str]:
+        """One pass over the columns for these reductions. `exponents`: a maximum -> the sum of exponentials below it, which is kept
+        beside it and scaled when the maximum grows (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018)."""
         self.body, self.names = [], {}
         head, ends = [], []
         for unit in units:
@@ -507,18 +530,49 @@ class Emitter:
             name = self.value(body, index)
             acc = f"a{self.count}"
             self.count += 1
-            head.append(f"{acc} = tl.full((1, {self.blocks.columns}), {_identity(unit)}, {_accumulator(unit)})")
-            self.body.append(f"{acc} = {_combine(unit)}({acc}, {self.masked(name, unit)}.to({_accumulator(unit)}))")
+            if unit in exponents:
+                tile = self.masked(name, unit)
+                head += [f"{acc} = tl.full((1, 1), float(\"-inf\"), {_accumulator(unit)})", f"{acc}s = tl.zeros((1, {self.blocks.columns}), {_accumulator(unit)})"]
+                self.body += [
+                    f"{acc}t = {tile}",
+                    f"{acc}n = maximum({acc}, row_max({acc}t, 1))",
+                    f"{acc}f = finite_or_zero({acc}n)",
+                    f"{acc}s = {acc}s * exp(finite_or_zero({acc}) - {acc}f) * ({acc} > float(\"-inf\")).to({_accumulator(unit)}) + exp({acc}t - {acc}f)",
+                    f"{acc} = {acc}n",
+                ]
+            else:
+                head.append(f"{acc} = tl.full((1, {self.blocks.columns}), {_identity(unit)}, {_accumulator(unit)})")
+                self.body.append(f"{acc} = {_combine(unit)}({acc}, {self.masked(name, unit)}.to({_accumulator(unit)}))")
             ends.append((unit, acc))
         lines = [*head, f"for start in range(0, {self.columns}, {self.blocks.columns}):", f"    c = start + tl.arange(0, {self.blocks.columns})[None, :]"]
         lines += [f"    {line}" for line in (*self._cm(), *self.body)]
         self.body = []
         for unit, acc in ends:
-            found = self.put(_reduce(unit, acc, 1), (True, False))
-            self.done[unit] = found
-            if unit in self.kernel.stores:
-                self.store(unit, found)
+            if unit in exponents:
+                self.axes[acc] = (True, False)
+                self._done(unit, acc)
+                self._done(exponents[unit], self.put(_reduce(exponents[unit], f"{acc}s", 1), (True, False)))
+            else:
+                self._done(unit, self.put(_reduce(unit, acc, 1), (True, False)))
         return lines + self.body
+
+    def _done(self, unit: Node, name: str) -> None:
+        self.done[unit] = name
+        if unit in self.kernel.stores:
+            self.store(unit, name)
+
+    def _exponents(self) -> dict[Node, Node]:
+        """Maximum -> the sum of exp(x - maximum, or 0 where that is infinite) over the same x."""
+        found = {}
+        for unit in self.kernel.units:
+            e = unit.inputs[0] if unit.op == "sum" else None
+            if e is None or e.op != "exp" or e.inputs[0].op != "-":
+                continue
+            x, shift = e.inputs[0].inputs
+            top = shift.inputs[1] if shift.op == "where" else shift
+            if top.op == "reduce-max" and top in self.own and top.inputs[0] is x and top not in found and top.attrs["axis"] == unit.attrs["axis"]:
+                found[top] = unit
+        return found
 
     def _levels(self) -> dict[Node, int]:
         """Of each unit, how many reductions of this kernel must be whole before it."""

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from sexpgpu.backends.cuda import library, modules
-from sexpgpu.backends.cuda.emit import Emitted, Emitter, choose_blocks
+from sexpgpu.backends.cuda.emit import Emitted, Emitter, choose_blocks, kernel_name
 from sexpgpu.backends.interpreter.dtypes import TORCH
-from sexpgpu.ir import DTYPES, Node
+from sexpgpu.ir import DTYPES, Node, Origins
 from sexpgpu.ops import table
 from sexpgpu.passes.schedule.decompose import decompose
 from sexpgpu.passes.schedule.fuse import Call, Kernel, Launch, Operand, Schedule, fuse
@@ -32,15 +32,15 @@ class Compiled:
     into: results that the caller places, name -> the leaf that they replace, or None.
     """
 
-    def __init__(self, results: Mapping[str, Node], into: Mapping[str, Node | None] | None = None, device: str = "cuda"):
+    def __init__(self, results: Mapping[str, Node], into: Mapping[str, Node | None] | None = None, device: str = "cuda", origins: Origins | None = None):
         self.device = device
-        self.results = decompose(results)
+        self.results = decompose(results, origins)
         self.into = dict(into or {})
         self.schedule: Schedule = fuse(self.results)
         self.emitted: dict[Launch, Emitted] = {}
         for launch in self.schedule.launches:
             if isinstance(launch, Kernel) and launch.rows * launch.columns:
-                self.emitted[launch] = Emitter(launch, choose_blocks(launch, device)).emit()
+                self.emitted[launch] = Emitter(launch, choose_blocks(launch, device), kernel_name(launch, origins)).emit()
         self.placed: dict[Node, str] = {}  # node -> the result whose place it is stored at
         self._calls = {l.node for l in self.schedule.launches if isinstance(l, Call)}
         hazards = self._hazards()
@@ -189,7 +189,7 @@ class Bound:
 
     def _kernel(self, launch: Kernel) -> list[Callable[[], None]]:
         emitted = self.compiled.emitted[launch]
-        function = modules.load(emitted.source, "kernel")
+        function = modules.load(emitted.source, emitted.name)
         number = self.compiled.schedule.launches.index(launch)
         dead = self._last.get(number, [])
         late = any(what in ("read",) and parts[0] not in self.values for what, *parts in emitted.arguments)
@@ -216,8 +216,7 @@ class Bound:
         def run() -> None:
             function[emitted.grid](*(arguments() if fixed is None else fixed), num_warps=emitted.warps)
             for unit, tensor in partials.items():
-                target = self.values[unit]
-                target.copy_(whole(unit, tensor).reshape(target.shape))
+                whole(unit, tensor, self.values[unit])
             for gone in dead:
                 self.values.pop(gone, None)
 
@@ -233,13 +232,18 @@ class Bound:
         return self.into[name] if name in self.into else self.value(self.compiled.results[name])
 
 
-def whole(unit: Node, parts: torch.Tensor) -> torch.Tensor:
-    """A reduction of its partial results [programs elements]."""
+def whole(unit: Node, parts: torch.Tensor, out: torch.Tensor) -> None:
+    """A reduction from its partial results [programs elements]."""
+    if unit.op == "sum" and out.dtype == parts.dtype:
+        torch.sum(parts, 0, out=out.view(-1))
+        return
     if unit.op == "sum":
-        return parts.sum(0)
-    if unit.op == "prod":
-        return parts.prod(0)
-    return parts.amin(0) if unit.op in ("reduce-min", "reduce-all") else parts.amax(0)
+        found = parts.sum(0)
+    elif unit.op == "prod":
+        found = parts.prod(0)
+    else:
+        found = parts.amin(0) if unit.op in ("reduce-min", "reduce-all") else parts.amax(0)
+    out.copy_(found.reshape(out.shape))
 
 
 def run_graph(results: Mapping[str, Node], bindings: Mapping[Node, torch.Tensor], device: str, draws: Draws | None = None) -> dict[str, torch.Tensor]:

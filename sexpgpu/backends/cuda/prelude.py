@@ -385,6 +385,11 @@ def is_finite(x):
 
 
 @triton.jit
+def finite_or_zero(x):
+    return tl.where((x - x) == 0, x, 0.0)
+
+
+@triton.jit
 def clamp(x, low, high):
     if low is not None:
         x = tl.where(x < low, low, x)

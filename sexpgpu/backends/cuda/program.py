@@ -178,9 +178,9 @@ class CudaProgram:
         parts = self.config.accumulate
         scalars = [n for n in micro if not n.startswith(("gradient/", "state/"))]
         micro = {n: _as_float(node, float_type) if n in scalars else node for n, node in micro.items()}
-        forward = Compiled(micro, dict.fromkeys(micro), self.device)
+        forward = Compiled(micro, dict.fromkeys(micro), self.device, self.traced.origins)
         update_results, homes = self._update_results()
-        update = Compiled(update_results, homes, self.device)
+        update = Compiled(update_results, homes, self.device, self.traced.origins)
         arena = torch.empty(max(forward.plan.size, update.plan.size), dtype=torch.uint8, device=self.place)
         new_states = {n: torch.empty_like(self.values[n]) for n in micro if n.startswith("state/")}
         sums = {n: torch.zeros((), dtype=self.dtype, device=self.place) for n in ("loss", "count")}
@@ -346,7 +346,7 @@ class CudaProgram:
         results = {n: _as_float(node, float_type) for n, node in results.items()}
         fields = {f: self._host(array).to(self.place, copy=True) for f, array in batch.items()}
         report = Report(self.place, self.dtype, max(16, len(results)))
-        compiled = Compiled(results, dict.fromkeys(results), self.device)
+        compiled = Compiled(results, dict.fromkeys(results), self.device, self.traced.origins)
         known = dict(self._known)
         if self._weights[name] == "ema":
             for path in self.traced.averages:

@@ -218,6 +218,7 @@ class _Writer:
     ):
         self.results, self.into, self.space = results, into, namespace()
         order, self.steps, self.early = _schedule(results, self.space, first, fused)
+        self.homes = {leaf for leaf in into.values() if leaf is not None}
         self.places = {name: place for place, name in enumerate(into)}
         self.targets: dict[Value, str] = {}
         for name in into:
@@ -254,7 +255,10 @@ class _Writer:
             self.names[output] = f"v{len(self.names)}"
         operands = [self.names[i] for i in step.inputs]
         output, over = step.outputs[0], _over(step, at, self.memory)
-        target = self.targets.get(output)
+        early = at < self.early  # nothing may be lost yet
+        if early and over is not None and self.lies.get(step.inputs[over[0]]) in self.homes:
+            over = None
+        target = None if early else self.targets.get(output)
         if over is not None:
             number, source = over
             if step.inputs[number] in self.lies:
@@ -317,11 +321,12 @@ def emit(
     """
     into = into or {}
     writer = _Writer(results, leaves, into, set(scratch), first, fused)
-    for at in range(len(writer.steps)):
+    for at in range(len(writer.steps) + 1):
         if first and at == writer.early:
             writer.lines.append(f" if not context.passes({', '.join(writer.names[results[n]] for n in first)}):")
             writer.lines.append(f"  {writer.give(first)}")
-        writer.write(at)
+        if at < len(writer.steps):
+            writer.write(at)
     writer.finish()
     writer.lines.append(" " + writer.give(name for name in results if name not in into))
     return "\n".join(writer.lines), writer.space

@@ -1,5 +1,6 @@
 """Codes E-ENV-…: title and page of each. A code is never reused."""
 
+from sexpgpu.diagnostics.catalogue.page import page
 from sexpgpu.diagnostics.core import Entry
 
 CODES: dict[str, Entry] = {
@@ -60,3 +61,15 @@ package goes missing when it was removed afterwards, or when another Python than
 matplotlib: `pip install 'sexpgpu[plot]'`.""",
     ),
 }
+
+EXAMPLES: dict[str, tuple[str, str]] = {
+    "E-ENV-001": ("sexpgpu run digits.lisp --steps 1e3", "sexpgpu run digits.lisp --steps 1000"),
+    "E-ENV-003": ("sexpgpu run digits.lisp --resume latest", "sexpgpu run digits.lisp --resume latest --checkpoint-dir runs/digits"),
+    "E-ENV-005": ("--metrics json:m.jsonl", "--metrics jsonl:m.jsonl"),
+    "E-ENV-006": ("sexpgpu run digits.lisp --devise cpu", "sexpgpu run digits.lisp --device cpu"),
+    "E-ENV-007": ("sexpgpu explain E-SHAPE-999", "sexpgpu explain E-SHAPE-009"),
+    "E-ENV-010": ("SEXPGPU_Metrics=stdout sexpgpu run digits.lisp", "SEXPGPU_METRICS=stdout sexpgpu run digits.lisp"),
+    "E-ENV-011": ("pip uninstall lark", "pip install sexpgpu"),
+    "E-ENV-012": ("sexpgpu explain digits.lisp > /a/full/disk.txt", "sexpgpu explain digits.lisp > elsewhere.txt"),
+}
+CODES |= {code: Entry(CODES[code].title, page(CODES[code].page, *EXAMPLES[code])) for code in EXAMPLES}

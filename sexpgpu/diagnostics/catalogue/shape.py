@@ -1,5 +1,6 @@
 """Codes E-SHAPE-…: title and page of each. A code is never reused."""
 
+from sexpgpu.diagnostics.catalogue.page import page
 from sexpgpu.diagnostics.core import Entry
 
 CODES: dict[str, Entry] = {
@@ -139,3 +140,32 @@ CODES: dict[str, Entry] = {
         "the second operand and weights have a row an edge.",
     ),
 }
+
+#: code -> a wrong and a right expression over x f32[8 4], y f32[8 5], image f32[8 3 8 8], label i32[8]; the tests run them
+EXAMPLES: dict[str, tuple[str, str]] = {
+    "E-SHAPE-001": ("(+ x y)", "(+ x (linear y 4))"),
+    "E-SHAPE-002": ("(* (mean x :axis 1) label)", "(* (mean x :axis 1) (cast label f32))"),
+    "E-SHAPE-003": ('(matmul x (param "w" [5 2] :init zeros))', '(matmul x (param "w" [4 2] :init zeros))'),
+    "E-SHAPE-004": ("(softmax x :axis 2)", "(softmax x :axis -1)"),
+    "E-SHAPE-005": ("(reshape x [8 5])", "(reshape x [8 2 2])"),
+    "E-SHAPE-006": ("(exp label)", "(exp (cast label f32))"),
+    "E-SHAPE-007": ("(matmul (mean x) x)", "(* (mean x) x)"),
+    "E-SHAPE-008": ("(concat x (transpose x) :axis 1)", "(concat x y :axis 1)"),
+    "E-SHAPE-009": ("(slice x :axis 1 :start 2 :stop 9)", "(slice x :axis 1 :start 2 :stop 4)"),
+    "E-SHAPE-010": ("(transpose image [0 2])", "(transpose image [0 2 1 3])"),
+    "E-SHAPE-011": ("(logical-not x)", "(logical-not (> x 0))"),
+    "E-SHAPE-012": ('(embed (param "table" [9 4] :init zeros) x)', '(embed (param "table" [9 4] :init zeros) label)'),
+    "E-SHAPE-013": ("(reshape x [8 (/ 8 3)])", "(reshape x [8 (/ 8 2)])"),
+    "E-SHAPE-014": ("(concat [] :axis 1)", "(concat [x y] :axis 1)"),
+    "E-SHAPE-015": ("(clamp x)", "(clamp x :low 0 :high 1)"),
+    "E-SHAPE-016": ("(grad x x)", "(grad (sum x) x)"),
+    "E-SHAPE-017": ("(grad (mean x) label)", "(grad (mean x) x)"),
+    "E-SHAPE-021": ("(top-k x 9)", "(top-k x 2)"),
+    "E-SHAPE-022": ("(variance (slice x :axis 1 :start 0 :stop 1) :axis 1)", "(variance x :axis 1)"),
+    "E-SHAPE-023": ('(einsum x y :equation "ij->jk->ik")', '(einsum x x :equation "ij,kj->ik")'),
+    "E-SHAPE-024": ('(convolve image (param "kernel" [2 4 3 3] :init zeros))', '(convolve image (param "kernel" [2 3 3 3] :init zeros))'),
+    "E-SHAPE-025": ("(max-pool image :window 0)", "(max-pool image :window 2)"),
+    "E-SHAPE-026": ('(attend image image image (param "mask" [5 5] :init zeros))', '(attend image image image (param "mask" [8 8] :init zeros))'),
+    "E-SHAPE-030": ("(cartesian-expand x :l-max 2)", "(cartesian-expand (slice x :axis 1 :start 0 :stop 3) :l-max 2)"),
+}
+CODES |= {code: Entry(CODES[code].title, page(CODES[code].page, *EXAMPLES[code])) for code in EXAMPLES}

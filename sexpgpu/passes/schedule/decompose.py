@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from math import prod
 
-from sexpgpu.ir import DTYPES, Node, Origins
+from sexpgpu.ir import DTYPES, Node, Origins, postorder
 from sexpgpu.ops import build, constant
 from sexpgpu.ops.helpers import add, combine, div, expand_reduced, mul, spread, sub, total, where
 from sexpgpu.passes.rewrite import rebuild, rewrite
@@ -20,7 +20,53 @@ MOVES = ("reshape", "transpose", "slice", "squeeze", "expand-dims", "flip")
 
 def decompose(results: Mapping[str, Node], origins: Origins | None = None) -> dict[str, Node]:
     """The graph without composites. Runs after gradients are expanded and precision is applied."""
-    return {name: _wide(node) for name, node in rewrite(results, _rule, origins).items()}
+    found = {name: _wide(node) for name, node in rewrite(results, _rule, origins).items()}
+    return _transposed(found, origins)
+
+
+def _transposed(results: Mapping[str, Node], origins: Origins | None) -> dict[str, Node]:
+    """A product that is read transposed alone is computed so: a library takes its operands in any order."""
+    order = postorder(results.values())
+    readers: dict[Node, set[Node]] = {}
+    for node in order:
+        for operand in node.inputs:
+            readers.setdefault(operand, set()).add(node)
+    kept = set(results.values())
+
+    def turned(node: Node) -> bool:
+        return node.op == "transpose" and node.attrs["permutation"] == (1, 0)
+
+    def product(node: Node) -> bool:
+        """A product of two matrices, or casts of it, that transposes alone read."""
+        users = readers.get(node, set())
+        if node in kept or not users:
+            return False
+        if node.op == "cast" and len(users) == 1 and node.type.rank == 2:
+            return all(turned(u) for u in users) and len(readers[node.inputs[0]]) == 1 and node.inputs[0].op == "matmul" and node.inputs[0] not in kept
+        return node.op == "matmul" and node.type.rank == 2 and all(turned(u) for u in users)
+
+    def rule(node: Node, inputs: tuple[Node, ...]) -> Node | None:
+        if not turned(node) or not product(node.inputs[0]):
+            return None
+        x = inputs[0]
+        if x.op == "cast":
+            return build("cast", _turn(x.inputs[0]), dtype=x.type.dtype)
+        return _turn(x) if x.op == "matmul" else None
+
+    return rewrite(results, rule, origins)
+
+
+def _turn(product: Node) -> Node:
+    a, b = product.inputs
+    if a.type.rank != 2 or b.type.rank != 2:
+        return build("transpose", product, permutation=(1, 0))
+    return build("matmul", _back(b), _back(a))
+
+
+def _back(x: Node) -> Node:
+    if x.op == "transpose" and x.attrs["permutation"] == (1, 0):
+        return x.inputs[0]
+    return build("transpose", x, permutation=(1, 0))
 
 
 def _wide(node: Node) -> Node:
@@ -162,6 +208,8 @@ def _reduction(node: Node) -> Node | None:
 def _cast(node: Node) -> Node:
     """A cast to fewer bytes goes before the views of what it casts, so that the views share one narrow tensor."""
     x = node.inputs[0]
+    if x.op == "cast" and x.inputs[0].type.dtype == node.type.dtype and x.type.dtype == "f32" and node.type.is_float:
+        return x.inputs[0]
     if x.op not in MOVES or DTYPES[node.type.dtype] >= DTYPES[x.type.dtype]:
         return node
     return build(x.op, _cast(build("cast", x.inputs[0], dtype=node.type.dtype)), **x.attrs)

@@ -24,6 +24,7 @@ REDUCTIONS = frozenset({"sum", "reduce-max", "reduce-min", "reduce-all", "reduce
 INLINE_WEIGHT = 240  # operations an element that may be repeated instead of read
 INLINE_NODES = 192  # nodes of one expression
 MAX_READS = 40
+AGAIN = 1.1  # a value is computed again rather than kept if that reads at most so many times its bytes
 PERSISTENT = 16384  # columns that one program holds at once
 ACCUMULATED = 8192  # columns over which a program keeps running sums
 
@@ -208,7 +209,7 @@ class Fuser:
             loaded = sum(self.loads[node].values())
             flops, count = self.weights[node]
             heavy = flops > INLINE_WEIGHT or count > INLINE_NODES
-            if heavy or (len(readers) > 1 and loaded > node.type.bytes):
+            if heavy or (len(readers) > 1 and loaded > AGAIN * node.type.bytes):
                 self.kept.add(node)
                 self._weigh(node)
 

@@ -110,7 +110,8 @@ def _no_checkpoint(place: Storage) -> None:
         fail("E-CKPT-001", f"{place.url} is a location with checkpoints, not one checkpoint",
              help=(f"--resume latest --checkpoint-dir {place.url}", f"--resume {place.url}/step-{max(steps)}"))
     there = bool(place.entries())
-    fail("E-CKPT-001", f"{place.url} has no {NAME}" if there else f"there is no checkpoint at {place.url}")
+    fail("E-CKPT-001", f"{place.url} has no {NAME}" if there else f"there is no checkpoint at {place.url}",
+         help="name a folder step-<n> with a manifest.json, or leave --resume out to start anew")
 
 
 def whole(location: str | Path | Storage) -> tuple[list[Found], list[str]]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from sexpgpu.diagnostics import fail, suggestion
+from sexpgpu.diagnostics import SexpError, fail, one_or_all, suggestion
 from sexpgpu.experiment.model import DataSource
 from sexpgpu.run import storage
 from sexpgpu.run.data.cache import Say, silent
@@ -25,9 +26,12 @@ FORMATS = {
 
 def locate(source: DataSource, folder: str | Path | None = None) -> Path | None:
     """Where a source of this machine lies; None for one in a bucket."""
-    if storage.is_remote(source.location):
-        return None
-    return Path(storage.split(source.location, folder if folder is not None else source.folder)[1])
+    try:
+        if storage.is_remote(source.location):
+            return None
+        return Path(storage.split(source.location, folder if folder is not None else source.folder)[1])
+    except SexpError as mistake:  # an unknown scheme: the storage does not know whose location it is
+        raise one_or_all(replace(d, span=d.span or source.location_span or source.span) for d in mistake.diagnostics) from None
 
 
 def open_source(source: DataSource, folder: str | Path | None = None, say: Say = silent) -> Any:

@@ -15,7 +15,6 @@ from sexpgpu.run.metrics.record import key_of, line_of
 from sexpgpu.run.metrics.target import Resume
 
 
-
 def lock(fd: int) -> None:
     """One writer, or one sender of what a run left behind, at a time. OSError if another one lives."""
     fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -6,7 +6,18 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from sexpgpu.run.events import Annotation, EvalDone, Failed, Finished, NotFinite, PhaseChanged, Saved, Started, StepDone, Stopped
+from sexpgpu.run.events import (
+    Annotation,
+    EvalDone,
+    Failed,
+    Finished,
+    NotFinite,
+    PhaseChanged,
+    Saved,
+    Started,
+    StepDone,
+    Stopped,
+)
 from sexpgpu.run.metrics.record import eval_records, lost_records, step_records
 from sexpgpu.run.metrics.target import Target
 

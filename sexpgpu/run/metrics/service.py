@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import threading
 import uuid
 from collections.abc import Callable, Mapping
@@ -13,7 +14,7 @@ from typing import Any
 from sexpgpu.diagnostics import SexpError, fail, problem
 from sexpgpu.run.metrics.cursor import cursor_path
 from sexpgpu.run.metrics.delivery import Clock, Delivery
-from sexpgpu.run.metrics.jsonl import JsonlTarget
+from sexpgpu.run.metrics.jsonl import JsonlTarget, lock
 from sexpgpu.run.metrics.syvain import Client, ServiceError, usable
 from sexpgpu.run.metrics.target import Resume, Service
 from sexpgpu.settings import Secret
@@ -73,12 +74,15 @@ class SyvainTarget:
             self._spool.close()
             if left == 0 and not self._spool.trouble:
                 remove_spool(self.path)
-        self.notes = [*nonfinite_notes(delivery, self.path if self._spool is None else None)]
+        self.notes = nonfinite_notes(delivery, self.path if self._spool is None else None)
+        if self._spool is not None:
+            self.notes += [f"a run that was killed left metrics behind: sexpgpu metrics push {shlex.quote(str(path))}"
+                           for path in leftovers(self.path.parent) if path != self.path]
         parts = [self._spool.trouble] if self._spool is not None and self._spool.trouble else []
         if left:
             why = delivery.dead or delivery.trouble or "the time at the end was too short"
             parts.append(f"{left} records of {self.path} did not reach syvain ({why}); "
-                         f"send them with: sexpgpu metrics push {self.path}")
+                         f"send them with: sexpgpu metrics push {shlex.quote(str(self.path))}")
         if delivery.cursor.refused:
             parts.append(refused_text(delivery))
         self.trouble = "; ".join(parts)
@@ -108,6 +112,16 @@ def spool_path(state: Path, slug: str) -> Path:
     return folder / f"{slug}.jsonl"
 
 
+def leftovers(folder: Path) -> list[Path]:
+    """Spools that no living run writes to."""
+    found = []
+    for path in sorted(folder.glob("*.jsonl")):
+        with contextlib.suppress(OSError), open(path, "rb") as file:
+            lock(file.fileno())
+            found.append(path)
+    return found
+
+
 def remove_spool(path: Path) -> None:
     for gone in (path, cursor_path(path)):
         with contextlib.suppress(OSError):
@@ -126,10 +140,11 @@ def connect(service: Service, folder: str | None, seconds: float = START_SECONDS
     until = clock.now() + seconds
     while thread.is_alive() and clock.now() < until:
         thread.join(0.02)
-    if thread.is_alive() or isinstance(probe.error, ServiceError):
-        raise _refusal(service.host, folder, probe.error or ServiceError("slow", "no answer"))
-    if probe.error is not None:
-        raise probe.error
+    error = ServiceError("slow", "no answer") if thread.is_alive() and probe.error is None else probe.error
+    if isinstance(error, ServiceError):
+        raise _refusal(service.host, error)
+    if error is not None:
+        raise error
     if folder is not None and not probe.found:
         fail("E-NET-042", f"the metrics service has no folder {folder}",
              help="copy the id from the folder's address; syvain:<id> wins over SYVAIN_METRICS_FOLDER_ID")
@@ -193,7 +208,7 @@ def _check_folder_id(folder: str) -> None:
              help="a folder id looks like 019e0000-0000-7000-8000-0000000000f0; copy it from the folder's address")
 
 
-def _refusal(host: str, folder: str | None, error: ServiceError) -> SexpError:
+def _refusal(host: str, error: ServiceError) -> SexpError:
     """What a person can do about it, by kind."""
     later = ("try again later, or keep the numbers here: --metrics jsonl:metrics.jsonl",
              "and send them when it is back: sexpgpu metrics push metrics.jsonl")

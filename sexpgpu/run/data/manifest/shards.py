@@ -198,10 +198,11 @@ def _parquet(path: str, shard: Shard, fields: tuple[Field, ...]) -> Iterator[Par
 
 def parquet_objects(path: str, shard: Shard, names: list[str] | None) -> Iterator[tuple[int, list[dict[str, Any]]]]:
     """(row group, some of its records); only the named columns, which must be there."""
+    reader = arrow()
     import pyarrow
 
     try:
-        with arrow().ParquetFile(path) as file:
+        with reader.ParquetFile(path) as file:
             there = file.schema_arrow.names
             for name in names or ():
                 if name not in there:
