@@ -187,6 +187,21 @@ def label_bounds(traced: TracedRun) -> list[tuple[str, int, int, Span | None, st
     return bounds
 
 
+def with_largest(error: SexpError, traced: TracedRun) -> SexpError:
+    """A mistake of memory with the largest tensors of a step: what they are, and where they are made."""
+    if error.diagnostic.code != "E-MEM-001":
+        return error
+    leaves = [spec.node for spec in (traced.params | traced.states).values()]
+    nodes = sorted(dict.fromkeys([*postorder(whole_step(traced, logged=False).values()), *leaves]), key=lambda n: -n.type.bytes)
+    notes = ["largest tensors of a step:"]
+    for node in [n for n in nodes[:3] if 10 * n.type.bytes > nodes[0].type.bytes]:
+        origin = traced.origins.of(node)
+        spans, name = origin.spans, node.attrs.get("path", node.attrs.get("name", ""))
+        what = f"{node.op} `{name}`" if name else f"{node.op}{f' in `{origin.paths[0]}`' if origin.paths else ''}"
+        notes.append(f"  {node.type.bytes / 2**30:,.1f} GiB  {what} {node.type}" + (f", made at {spans[0].place}" if spans else ""))
+    return SexpError(replace(error.diagnostic, notes=(*error.diagnostic.notes, *notes)))
+
+
 def flops(results: dict[str, Node]) -> int:
     """Floating operations of one evaluation of the results."""
     ops = table()
@@ -261,5 +276,5 @@ def versions() -> dict[str, str]:
 
 __all__ = [
     "BACKENDS", "Eval", "Loaded", "Selection", "Stages", "check", "check_evals", "choose_run", "flops", "graph_results", "label_bounds", "load",
-    "program", "stages", "step_graphs", "train_graph", "trajectory", "versions",
+    "program", "stages", "step_graphs", "train_graph", "trajectory", "versions", "with_largest",
 ]

@@ -132,7 +132,11 @@ def _compile_and_execute(arguments: Arguments, signals: Any, status: Any) -> int
     output.report(traced.warnings)
     operations = compiler.flops(compiler.whole_step(traced, logged=False))
     count = threads.prepare(os.environ, operations, stored(settings, loaded.experiment.file, run.name))
-    return stage("execute")(options(arguments), plan(loaded, run, traced, count, settings, arguments.sets), signals, status)
+    planned = plan(loaded, run, traced, count, settings, arguments.sets)
+    try:
+        return stage("execute")(options(arguments), planned, signals, status)
+    except SexpError as error:
+        raise compiler.with_largest(error, traced) from None
 
 
 REHEARSAL = 2  # steps: the second one has optimizer state

@@ -16,6 +16,6 @@ def out_of_memory(error: BaseException, exit_code: int = 2) -> SexpError | None:
     return problem(
         "E-MEM-001",
         "the machine's memory is used up",
-        help=("try a smaller :batch, or cut it with :accumulate", "sexpgpu explain FILE shows how large the parameters are"),
+        help="make what is largest smaller: a smaller :batch, the same batch cut by :accumulate, or a narrower model",
         exit_code=exit_code,
     )

@@ -24,7 +24,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "data").mkdir()
     shutil.copy(ROOT / "examples/data/digits.csv.gz", tmp_path / "data")
     text = (ROOT / "examples/digits.lisp").read_text("utf-8")
-    text = text.replace(":steps 500", ":steps 6\n  :log-every 2").replace(":checkpoint-every 100", ":checkpoint-every 2").replace(":every 50", ":every 3")
+    text = (
+        text.replace(":steps 500", ":steps 6\n  :log-every 2")
+        .replace(":checkpoint-every 100", ":checkpoint-every 2")
+        .replace(":every 50", ":every 3")
+    )
     (tmp_path / "e.lisp").write_text(text, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
@@ -55,9 +59,18 @@ def test_metrics(folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Ca
 
 
 def test_a_run_on_this_machine_alone_needs_no_s3_library(folder: Path) -> None:
-    code = (f"import sys\nfrom sexpgpu.cli.main import perform\nrc = perform(['run', 'e.lisp', *{BEGIN!r}, '--steps', '1', '--checkpoint-dir', 'c'])\n"
-            "sys.exit(rc or len({'boto3', 'botocore'} & set(sys.modules)))")
-    done = subprocess.run([sys.executable, "-c", code], cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=120)
+    code = (
+        f"import sys\nfrom sexpgpu.cli.main import perform\nrc = perform(['run', 'e.lisp', *{BEGIN!r}, '--steps', '1', '--checkpoint-dir', 'c'])\n"
+        "sys.exit(rc or len({'boto3', 'botocore'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert done.returncode == 0 and steps(folder / "c") == ["step-1"], done.stderr
 
 
@@ -109,9 +122,25 @@ def test_eval_limit(folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest
     assert run("--steps", "1") == 0
 
 
-def test_steps_and_eval_every_win_over_the_file_and_are_recorded(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_steps_and_eval_every_win_over_the_file_and_are_recorded(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     """In the manifest, the status file, the metrics and the IR's header, as knobs of source `override`."""
-    assert run("--steps", "3", "--eval-every", "2", "--checkpoint-dir", "c", "--metrics", "jsonl:m.jsonl", "--status", "s.json") == 0
+    assert (
+        run(
+            "--steps",
+            "3",
+            "--eval-every",
+            "2",
+            "--checkpoint-dir",
+            "c",
+            "--metrics",
+            "jsonl:m.jsonl",
+            "--status",
+            "s.json",
+        )
+        == 0
+    )
     found = records(folder / "m.jsonl")
     assert {r["step"] for r in found if r.get("metadata", {}).get("eval") == "valid"} == {2, 3}
     manifest = json.loads((folder / "c/step-3/manifest.json").read_text())
@@ -126,15 +155,21 @@ def test_steps_and_eval_every_win_over_the_file_and_are_recorded(folder: Path, c
 def test_diagnostics(folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     """Flag over variable over file; recorded with its source."""
     text = (folder / "e.lisp").read_text("utf-8")
-    text = text.replace('(linear (relu (linear image hidden :name "in")) 10 :name "out")',
-                        '(tap "size" (mean image))\n  (tap "low" (reduce-min image))\n  (linear (relu (linear image hidden :name "in")) 10 :name "out")')
+    text = text.replace(
+        '(linear (relu (linear image hidden :name "in")) 10 :name "out")',
+        '(tap "size" (mean image))\n  (tap "low" (reduce-min image))\n  (linear (relu (linear image hidden :name "in")) 10 :name "out")',
+    )
     text = text.replace("  :seed seed", '  :seed seed\n  :diagnostics ("**/size")')
     (folder / "e.lisp").write_text(text, encoding="utf-8")
 
     def taps(*words: str) -> set[str]:
         (folder / "m.jsonl").unlink(missing_ok=True)
         assert run("--metrics", "jsonl:m.jsonl", "--status", "s.json", *words) == 0
-        return {r["metadata"]["path"].rsplit("/")[-1] for r in records(folder / "m.jsonl") if "path" in r.get("metadata", {})}
+        return {
+            r["metadata"]["path"].rsplit("/")[-1]
+            for r in records(folder / "m.jsonl")
+            if "path" in r.get("metadata", {})
+        }
 
     def recorded() -> Any:
         return json.loads((folder / "s.json").read_text())["knobs"].get("run/train/diagnostics")
@@ -156,7 +191,9 @@ def test_device_flag_wins(folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: 
     assert run("--steps", "1", "--device", "cpu") == 0
 
 
-def test_unknown_names_warn_and_known_ones_do_not(folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+def test_unknown_names_warn_and_known_ones_do_not(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     for name in ("SEXPGPU_CHECKPOINTS_DIR", "FLASHCART_TP_CSR_BUDGET"):
         monkeypatch.setenv(name, "x")
     for name in ("FLASHCART_TP_CSR_GROUP_BUDGET", "FLASHCART_KERNEL_L_MAX"):
@@ -171,20 +208,35 @@ FOUR = ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY", "ENDPOINT_URL", "REGION")
 
 
 @pytest.mark.parametrize("missing", FOUR)
-def test_a_bucket_without_a_value_is_refused_before_anything(folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], missing: str) -> None:
+def test_a_bucket_without_a_value_is_refused_before_anything(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], missing: str
+) -> None:
     for name in FOUR:
         if name != missing:
             monkeypatch.setenv(f"SEXPGPU_CHECKPOINT_AWS_{name}", f"hunter-{name}")
-    for words in (["--checkpoint-dir", "s3://b/{slug}"], ["--resume", "s3://b/p/step-1"], ["--checkpoint-dir", "s3://b/p", "--resume", "latest"]):
+    for words in (
+        ["--checkpoint-dir", "s3://b/{slug}"],
+        ["--resume", "s3://b/p/step-1"],
+        ["--checkpoint-dir", "s3://b/p", "--resume", "latest"],
+    ):
         assert run(*words, "--metrics", "jsonl:m.jsonl", "--status", "s.json") == 2
         err = capfd.readouterr().err
-        assert "E-NET-010" in err and f"SEXPGPU_CHECKPOINT_AWS_{missing}" in err and f"AWS_{missing} of the checkpoint role is not set" in err
+        assert (
+            "E-NET-010" in err
+            and f"SEXPGPU_CHECKPOINT_AWS_{missing}" in err
+            and f"AWS_{missing} of the checkpoint role is not set" in err
+        )
         assert "hunter-" not in err
     assert not (folder / "m.jsonl").exists()
 
 
-def test_a_source_in_a_bucket_without_a_value_is_refused_before_the_first_step(folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    (folder / "e.lisp").write_text((folder / "e.lisp").read_text("utf-8").replace("data/digits.csv.gz", "s3://datasets/digits.csv.gz"), encoding="utf-8")
+def test_a_source_in_a_bucket_without_a_value_is_refused_before_the_first_step(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "e.lisp").write_text(
+        (folder / "e.lisp").read_text("utf-8").replace("data/digits.csv.gz", "s3://datasets/digits.csv.gz"),
+        encoding="utf-8",
+    )
     for name in FOUR[:3]:
         monkeypatch.setenv(f"AWS_{name}", "hunter")
     assert run("--checkpoint-dir", "c") == 2
@@ -192,14 +244,18 @@ def test_a_source_in_a_bucket_without_a_value_is_refused_before_the_first_step(f
     assert "E-NET-010" in err and "SEXPGPU_DATA_AWS_REGION" in err and "hunter" not in err and steps(folder / "c") == []
 
 
-def test_plain_http_to_another_machine_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+def test_plain_http_to_another_machine_is_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     for name in FOUR:
         monkeypatch.setenv(f"AWS_{name}", "http://store.invalid:9000" if name == "ENDPOINT_URL" else "hunter")
     assert run("--checkpoint-dir", "s3://b/p") == 2
     assert "E-NET-017" in (err := capfd.readouterr().err) and "SEXPGPU_PLAIN_HTTP=store.invalid" in err
 
 
-def test_doctor_shows_values_with_sources_and_no_secret(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+def test_doctor_shows_values_with_sources_and_no_secret(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("SEXPGPU_DATA_AWS_ACCESS_KEY_ID", "hunter-id")
     monkeypatch.setenv("SEXPGPU_AWS_SECRET_ACCESS_KEY", "hunter-secret")
     monkeypatch.setenv("SYVAIN_METRICS_API_KEY", "hunter-key")

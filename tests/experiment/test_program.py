@@ -14,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from support import HEAD, MODEL, RUN, loaded
 
 from sexpgpu.compiler import program, stages
+from sexpgpu.diagnostics import SexpError
 
 RAGGED = """(defun f (x label)
   (let ((kept (cast (< label 3) f32)))
@@ -123,3 +124,36 @@ def test_second_derivatives_train(tmp_path):
     result = p.step(rows, False)
     assert result.loss == pytest.approx(loss.item(), rel=1e-5)
     assert result.gradient_norm == pytest.approx(dw.norm().item(), rel=1e-5)
+
+
+def test_an_index_computed_in_the_step_is_named(tmp_path):
+    """Exit 3, with the op, its path, the place in the file, the index and the size; nothing is written."""
+    model = """(defun f (x label)
+  (mean (* (embed (param "table" [6 2] :init ones) (+ label 2)) (mean x))))
+"""
+    text = HEAD + model + RUN.format("") + "(defeval v :data (batches d :split valid :batch 8) :every 5 :metrics ((loss f)))"
+    p = made(tmp_path, text)
+    good = batch(0)
+    good["label"] = np.array([0, 1, 2, 3, 3, 2, 1, 0], np.int32)
+    assert p.step(good, False).finite
+    before = {k: v.clone() for k, v in p.state().items()}
+    bad = {**good, "label": np.array([0, 1, 2, 3, 4, 2, 1, 0], np.int32)}
+    for fails in (lambda: p.step(bad, True), lambda: p.evaluate("v", bad)):
+        with pytest.raises(SexpError) as caught:
+            fails()
+        d = caught.value.diagnostic
+        assert d.code == "E-RUN-031" and d.exit_code == 3
+        assert "embed" in d.message and "index 6" in d.message and "size 6" in d.message
+        assert d.span is not None and d.span.text.startswith("(embed")
+    assert all(torch.equal(before[k], v) for k, v in p.state().items()) and p.updates == 1
+
+
+@pytest.mark.parametrize("label", [5, -1, -100])
+def test_a_label_computed_in_the_step_is_checked(tmp_path, label):
+    """Also -100, which torch passes over."""
+    p = made(tmp_path, HEAD + MODEL.replace("label)", "(+ label 0))", 2).replace("(x (+ label 0))", "(x label)") + RUN.format(""))
+    rows = batch(0)
+    rows["label"][3] = label
+    with pytest.raises(SexpError) as caught:
+        p.step(rows, False)
+    assert caught.value.diagnostic.code == "E-RUN-031" and f"index {label}" in caught.value.diagnostic.message

@@ -13,7 +13,9 @@ from seaweed import KEYS, STUB, Server
 def _no_secret_is_left_in_any_file(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """When all tests of this folder are over, every file they wrote is searched, but the server's own."""
     yield
-    words = [word.encode() for key, secret, _ in KEYS.values() for word in (key, secret)] + [word.encode() for word in STUB]
+    words = [word.encode() for key, secret, _ in KEYS.values() for word in (key, secret)] + [
+        word.encode() for word in STUB
+    ]
     base = tmp_path_factory.getbasetemp()
     servers = {path.parent for path in base.rglob("s3.json")}
     for path in base.rglob("*"):
@@ -36,4 +38,3 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def place(server: Server) -> str:
     """`checkpoints/<prefix>`, with nothing in it."""
     return f"checkpoints/t-{uuid.uuid4().hex[:8]}"
-

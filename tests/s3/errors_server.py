@@ -11,7 +11,9 @@ from typing import Any
 class Refusing:
     """Answers every request with `status` and an S3 error of `code`; keeps what it was sent."""
 
-    def __init__(self, status: int, code: str, extra: str = "", headers: dict[str, str] | None = None, date: float | None = None):
+    def __init__(
+        self, status: int, code: str, extra: str = "", headers: dict[str, str] | None = None, date: float | None = None
+    ):
         self.requests: list[tuple[str, dict[str, str]]] = []
         outer = self
 

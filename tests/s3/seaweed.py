@@ -59,8 +59,10 @@ class Server:
         (folder / "data").mkdir(parents=True)
         names = ("admin", "master", "volume", "filer", "s3")
         self.ports = dict(zip(names, free_ports(5), strict=True))
-        identities = [{"name": name, "credentials": [{"accessKey": key, "secretKey": secret}], "actions": actions}
-                      for name, (key, secret, actions) in KEYS.items()]
+        identities = [
+            {"name": name, "credentials": [{"accessKey": key, "secretKey": secret}], "actions": actions}
+            for name, (key, secret, actions) in KEYS.items()
+        ]
         (folder / "s3.json").write_text(json.dumps({"identities": identities}))
         self.process: subprocess.Popen[bytes] | None = None
         self._credentials: dict[Any, Any] = {}

@@ -45,7 +45,10 @@ def _reached(server, tmp_path, monkeypatch):
     places.bucket.cache_clear()
 
 
-@pytest.mark.parametrize("location", ["sample-bucket/datasets/toy", "o41-bucket/toy-jsonl.gz", "o41-bucket/toy-parquet", "o41-bucket/toy-msgpack.zstf"])
+@pytest.mark.parametrize(
+    "location",
+    ["sample-bucket/datasets/toy", "o41-bucket/toy-jsonl.gz", "o41-bucket/toy-parquet", "o41-bucket/toy-msgpack.zstf"],
+)
 def test_samples_from_the_server(uploaded, tmp_path, location):
     expected = json.loads((SAMPLES / "expected.json").read_text())
     location = f"s3://{location}/data-manifest-v1.json"
@@ -53,7 +56,10 @@ def test_samples_from_the_server(uploaded, tmp_path, location):
     where, manifest = open_manifest(location, tmp_path)
     assert verify(where, manifest) == []
     for name, split in manifest.splits.items():
-        for part, ids in [(split, wanted[name]["ids_in_manifest_order"]), *((split.stages[n], i) for n, i in wanted[name]["stages"].items())]:
+        for part, ids in [
+            (split, wanted[name]["ids_in_manifest_order"]),
+            *((split.stages[n], i) for n, i in wanted[name]["stages"].items()),
+        ]:
             found = []
             for shard in part.shards:
                 path = fetch(beside(where, shard.uri), shard, tmp_path / "copy", Progress())
@@ -62,9 +68,22 @@ def test_samples_from_the_server(uploaded, tmp_path, location):
 
 
 def test_batches_and_files_from_the_server(uploaded, tmp_path):
-    found = DataSource("d", "manifest", "s3://o41-bucket/toy-msgpack.zstf/data-manifest-v1.json", str(tmp_path), (Field("id", "i64"),),
-                       {"split": "train", "stages": [[["hard"], None]]})
-    assert next(iter(eval_feed(open_source(found), Batches(found, None, 6))))["id"].tolist() == [100, 101, 102, 110, 111, 112]
+    found = DataSource(
+        "d",
+        "manifest",
+        "s3://o41-bucket/toy-msgpack.zstf/data-manifest-v1.json",
+        str(tmp_path),
+        (Field("id", "i64"),),
+        {"split": "train", "stages": [[["hard"], None]]},
+    )
+    assert next(iter(eval_feed(open_source(found), Batches(found, None, 6))))["id"].tolist() == [
+        100,
+        101,
+        102,
+        110,
+        111,
+        112,
+    ]
     assert not list((tmp_path / "cache").rglob("*.shard"))
     uploaded.storage("datasets").put("rows.csv", b"a\n1\n2\n")
     rows = DataSource("r", "csv", "s3://datasets/rows.csv", str(tmp_path), (Field("a", "f32"),))
@@ -78,7 +97,10 @@ def test_batches_and_files_from_the_server(uploaded, tmp_path):
 def test_faults_of_objects_name_the_shard(uploaded, tmp_path, capfd, monkeypatch, code, fault):
     monkeypatch.chdir(tmp_path)
     Path("a.jsonl").write_text("".join(f'{{"id": {i}}}\n' for i in range(20)))
-    assert main.perform(["data", "build", "a.jsonl", "--out", "m", "--records", "10", "--base", f"s3://datasets/{fault}"]) == 0
+    assert (
+        main.perform(["data", "build", "a.jsonl", "--out", "m", "--records", "10", "--base", f"s3://datasets/{fault}"])
+        == 0
+    )
     bucket = uploaded.storage("datasets")
     for path in Path("m").rglob("*"):
         if path.is_file():
@@ -89,7 +111,9 @@ def test_faults_of_objects_name_the_shard(uploaded, tmp_path, capfd, monkeypatch
         bucket.delete([key])
     else:
         bucket.put(key, data[:-1] if fault == "cut" else bytes([*data[:-1], data[-1] ^ 1]))
-    found = DataSource("d", "manifest", f"s3://datasets/{fault}/data-manifest-v1.json", str(tmp_path), (Field("id", "i64"),))
+    found = DataSource(
+        "d", "manifest", f"s3://datasets/{fault}/data-manifest-v1.json", str(tmp_path), (Field("id", "i64"),)
+    )
     with pytest.raises(SexpError) as error:
         eval_feed(open_source(found), Batches(found, None, 4))
     assert error.value.diagnostic.code == code and f"s3://datasets/{key}" in error.value.diagnostic.message

@@ -85,14 +85,19 @@ def test_retries_are_bounded() -> None:
         assert 2 <= len(server.requests) <= 8
 
 
-def test_a_request_holds_what_was_given_and_nothing_of_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_holds_what_was_given_and_nothing_of_the_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """~/.aws, AWS_PROFILE, other AWS variables and proxies are poisoned; the signature shows key, region and token."""
     poison(tmp_path, monkeypatch)
     with Refusing(404, "NoSuchBucket") as server:
         assert refused(stub(server).entries)[0] == "E-NET-013"
         ((request, headers),) = server.requests
     assert request.startswith("GET /bucket?")
-    assert headers["Authorization"].startswith("AWS4-HMAC-SHA256 Credential=" + KEY + "/") and "/here-1/s3/aws4_request" in headers["Authorization"]
+    assert (
+        headers["Authorization"].startswith("AWS4-HMAC-SHA256 Credential=" + KEY + "/")
+        and "/here-1/s3/aws4_request" in headers["Authorization"]
+    )
     assert headers["X-Amz-Security-Token"] == TOKEN
 
 
@@ -102,9 +107,11 @@ def poison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     aws.mkdir(parents=True)
     evil = "aws_access_key_id = AKIDPOISON\naws_secret_access_key = poison\naws_session_token = poison\n"
     (aws / "credentials").write_text(f"[default]\n{evil}[evil]\n{evil}")
-    (aws / "config").write_text("[default]\nregion = evil-9\nendpoint_url = http://127.0.0.1:1\ns3 =\n  addressing_style = virtual\n"
-                                "retry_mode = legacy\nmax_attempts = 100\n[profile evil]\nregion = evil-9\ncredential_process = /bin/false\n"
-                                "ca_bundle = /nowhere\nnonsense line without sense\n")
+    (aws / "config").write_text(
+        "[default]\nregion = evil-9\nendpoint_url = http://127.0.0.1:1\ns3 =\n  addressing_style = virtual\n"
+        "retry_mode = legacy\nmax_attempts = 100\n[profile evil]\nregion = evil-9\ncredential_process = /bin/false\n"
+        "ca_bundle = /nowhere\nnonsense line without sense\n"
+    )
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     for name, value in {
         "AWS_PROFILE": "evil", "AWS_DEFAULT_PROFILE": "evil", "AWS_DEFAULT_REGION": "evil-9", "AWS_ENDPOINT_URL_S3": "http://127.0.0.1:1",
@@ -120,7 +127,9 @@ def poison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 # --- the same by the real server ------------
 
 
-def test_a_poisoned_machine_reaches_the_real_server(server: Server, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_poisoned_machine_reaches_the_real_server(
+    server: Server, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     poison(tmp_path, monkeypatch)
     store = server.storage(place, "checkpoint")
     store.put("x", b"1")

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from seaweed import KEYS, Server
 
-import sexpgpu.run.storage.s3 as s3
+import sexpgpu.run.storage.link as link
 from sexpgpu.cli.main import perform
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,8 +41,12 @@ class Bench:
     def __init__(self, folder: Path, server: Server):
         self.folder, self.server, self.prefix = folder, server, f"r-{uuid.uuid4().hex[:8]}"
         text = (ROOT / "examples/digits.lisp").read_text("utf-8")
-        for old, new in ((":steps 500", f":steps {STEPS}\n  :log-every 1"), (":checkpoint-every 100", f":checkpoint-every {EVERY}"), (":every 50", ":every 6"),
-                         ("data/digits.csv.gz", "s3://datasets/digits/digits.csv.gz")):
+        for old, new in (
+            (":steps 500", f":steps {STEPS}\n  :log-every 1"),
+            (":checkpoint-every 100", f":checkpoint-every {EVERY}"),
+            (":every 50", ":every 6"),
+            ("data/digits.csv.gz", "s3://datasets/digits/digits.csv.gz"),
+        ):
             assert old in text
             text = text.replace(old, new)
         (folder / "e.lisp").write_text(text, encoding="utf-8")
@@ -50,8 +54,12 @@ class Bench:
     @property
     def environ(self) -> dict[str, str]:
         """The data role by its own four, the checkpoint role by the plain ones; the shared level poisoned where it must not win."""
-        return {**self.server.environ("data", "SEXPGPU_DATA_"), **self.server.environ("checkpoint"), "XDG_STATE_HOME": str(self.folder / "state"),
-                "XDG_CACHE_HOME": str(self.folder / "cache")}
+        return {
+            **self.server.environ("data", "SEXPGPU_DATA_"),
+            **self.server.environ("checkpoint"),
+            "XDG_STATE_HOME": str(self.folder / "state"),
+            "XDG_CACHE_HOME": str(self.folder / "cache"),
+        }
 
     def place(self, name: str) -> str:
         return f"s3://checkpoints/{self.prefix}/{name}"
@@ -139,23 +147,36 @@ def test_a_slug_in_the_location_and_a_resume_by_name(bench: Bench) -> None:
     bench.storage(slug).delete([e.name for e in bench.storage(slug).entries("step-12/")])
     assert bench.run(slug, "--resume", f"{bench.place(slug)}/step-8", knobs=SMALL) == 0
     assert bench.manifest(slug)["digest"] == last
-    assert bench.run(slug, "--resume", f"{bench.place(slug)}/step-4", knobs=SMALL) == 2 and "E-CKPT-009" in bench.said(slug)
+    assert bench.run(slug, "--resume", f"{bench.place(slug)}/step-4", knobs=SMALL) == 2 and "E-CKPT-009" in bench.said(
+        slug
+    )
 
 
-def test_what_was_trained_is_used_from_a_bucket(bench: Bench, command: Callable[..., tuple[int, str]], capfd: pytest.CaptureFixture[str]) -> None:
+def test_what_was_trained_is_used_from_a_bucket(
+    bench: Bench, command: Callable[..., tuple[int, str]], capfd: pytest.CaptureFixture[str]
+) -> None:
     """`eval` and `export` on a checkpoint there, and a run that starts from weights there."""
     assert command("--checkpoint-dir", bench.place("first"))[0] == 0
     at = f"{bench.place('first')}/step-4"
     assert perform(["eval", "e.lisp", *SMALL, "--resume", at]) == 0 and "accuracy" in capfd.readouterr().out
     assert perform(["eval", "e.lisp", *SMALL, "--resume", "latest", "--checkpoint-dir", bench.place("first")]) == 0
-    assert perform(["export", bench.place("first"), "w.safetensors"]) == 2 and f"export {at} w.safetensors" in capfd.readouterr().err
+    assert (
+        perform(["export", bench.place("first"), "w.safetensors"]) == 2
+        and f"export {at} w.safetensors" in capfd.readouterr().err
+    )
     assert perform(["export", at, "w.safetensors"]) == 0
     bench.server.storage("datasets/weights").put("w.safetensors", (bench.folder / "w.safetensors").read_bytes())
     text = (bench.folder / "e.lisp").read_text("utf-8")
-    (bench.folder / "e.lisp").write_text(text.replace("  :seed seed", '  :seed seed\n  :init (from "s3://datasets/weights/w.safetensors")'), encoding="utf-8")
+    (bench.folder / "e.lisp").write_text(
+        text.replace("  :seed seed", '  :seed seed\n  :init (from "s3://datasets/weights/w.safetensors")'),
+        encoding="utf-8",
+    )
     rc, err = command()
     assert rc == 0 and "4 of 4 tensors start from" in err, err
-    (bench.folder / "e.lisp").write_text(text.replace("  :seed seed", '  :seed seed\n  :init (from "s3://datasets/weights/none.safetensors")'), encoding="utf-8")
+    (bench.folder / "e.lisp").write_text(
+        text.replace("  :seed seed", '  :seed seed\n  :init (from "s3://datasets/weights/none.safetensors")'),
+        encoding="utf-8",
+    )
     rc, err = command()
     assert rc == 2 and "E-NET-019" in err and "e.lisp:" in err, err
 
@@ -176,10 +197,12 @@ def test_two_writers_are_told_apart(bench: Bench) -> None:
 
 
 @pytest.fixture
-def command(bench: Bench, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
+def command(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str]]:
     """(exit code, stderr) of a run in this process, with variables changed."""
     monkeypatch.chdir(bench.folder)
-    monkeypatch.setattr(s3, "FIRST_PATIENCE", 1.0)
+    monkeypatch.setattr(link, "FIRST_PATIENCE", 1.0)
 
     def call(*words: str, **changed: str) -> tuple[int, str]:
         for name, value in {**bench.environ, **changed}.items():
@@ -197,7 +220,11 @@ def test_nothing_but_no_checkpoint_is_no_checkpoint(bench: Bench, command: Calla
     """`latest` starts anew in an empty place, and in no other case."""
     here = ["--checkpoint-dir", bench.place("x"), "--resume", "latest"]
     for words, changed, code in (
-        (["--checkpoint-dir", "s3://no-such-bucket/x", "--resume", "latest"], bench.server.environ("admin"), "E-NET-013"),
+        (
+            ["--checkpoint-dir", "s3://no-such-bucket/x", "--resume", "latest"],
+            bench.server.environ("admin"),
+            "E-NET-013",
+        ),
         (here, {"AWS_ACCESS_KEY_ID": "AKIDNOBODY"}, "E-NET-012"),
         (here, {"AWS_SECRET_ACCESS_KEY": "wrong-wrong-wrong"}, "E-NET-012"),
         (here, {"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}, "E-NET-011"),
@@ -211,17 +238,21 @@ def test_nothing_but_no_checkpoint_is_no_checkpoint(bench: Bench, command: Calla
 
 @pytest.mark.parametrize(("gone", "rc"), [(("step-4",), 0), (("step-4", "step-8", "step-12"), 3), (("step-12",), 3)])
 def test_a_store_that_is_gone_costs_a_warning_and_at_the_end_the_exit_code(
-    bench: Bench, command: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch, gone: tuple[str, ...], rc: int
+    bench: Bench,
+    command: Callable[..., tuple[int, str]],
+    monkeypatch: pytest.MonkeyPatch,
+    gone: tuple[str, ...],
+    rc: int,
 ) -> None:
-    real = s3.Link.send
+    real = link.Link.send
 
     def send(self: Any, operation: str, key: str | None = None, **arguments: Any) -> Any:
         if operation == "put_object" and any(f"/{step}/" in (key or "") for step in gone):
-            raise s3.Transient("no connection")
+            raise link.Transient("no connection")
         return real(self, operation, key, **arguments)
 
-    monkeypatch.setattr(s3.Link, "send", send)
-    monkeypatch.setattr(s3, "PATIENCE", 0.5)
+    monkeypatch.setattr(link.Link, "send", send)
+    monkeypatch.setattr(link, "PATIENCE", 0.5)
     code, err = command("--checkpoint-dir", bench.place("gone"), "--steps", "12", "--status", "s.json")
     assert code == rc, err
     assert err.count("error[E-CKPT-012]") == (rc == 3) and "warning[E-CKPT-012]" in err or gone == ("step-12",)
@@ -231,16 +262,29 @@ def test_a_store_that_is_gone_costs_a_warning_and_at_the_end_the_exit_code(
     assert (status["checkpoint"]["step"], status["checkpoint"]["durable"]) == (last, last is not None)
 
 
-def test_a_key_that_may_not_write_is_found_before_the_first_step(bench: Bench, command: Callable[..., tuple[int, str]]) -> None:
-    rc, err = command("--checkpoint-dir", "s3://datasets/out", "--status", "s.json", **bench.server.environ("data", "SEXPGPU_CHECKPOINT_"))
+def test_a_key_that_may_not_write_is_found_before_the_first_step(
+    bench: Bench, command: Callable[..., tuple[int, str]]
+) -> None:
+    rc, err = command(
+        "--checkpoint-dir",
+        "s3://datasets/out",
+        "--status",
+        "s.json",
+        **bench.server.environ("data", "SEXPGPU_CHECKPOINT_"),
+    )
     assert rc == 2 and "E-NET-018" in err and "SEXPGPU_CHECKPOINT_AWS_ACCESS_KEY_ID" in err
     assert not json.loads((bench.folder / "s.json").read_text())["step"]
 
 
-def test_a_source_that_cannot_be_read_is_found_before_the_first_step(bench: Bench, command: Callable[..., tuple[int, str]]) -> None:
+def test_a_source_that_cannot_be_read_is_found_before_the_first_step(
+    bench: Bench, command: Callable[..., tuple[int, str]]
+) -> None:
     text = (bench.folder / "e.lisp").read_text("utf-8")
-    for change, changed, code in ((("digits.csv.gz", "none.csv.gz"), {}, "E-"), (("s3://datasets", "s3://checkpoints"), {}, "E-NET-018"),
-                                  (("", ""), {"SEXPGPU_DATA_AWS_SECRET_ACCESS_KEY": "wrong-wrong-wrong"}, "E-NET-012")):
+    for change, changed, code in (
+        (("digits.csv.gz", "none.csv.gz"), {}, "E-"),
+        (("s3://datasets", "s3://checkpoints"), {}, "E-NET-018"),
+        (("", ""), {"SEXPGPU_DATA_AWS_SECRET_ACCESS_KEY": "wrong-wrong-wrong"}, "E-NET-012"),
+    ):
         (bench.folder / "e.lisp").write_text(text.replace(*change) if change[0] else text, encoding="utf-8")
         shutil.rmtree(bench.folder / "cache", ignore_errors=True)
         rc, err = command(**changed)
@@ -260,10 +304,17 @@ def test_the_role_decides_the_key(bench: Bench, command: Callable[..., tuple[int
     assert bench.storage("roles").folders() == ["step-4"]
 
 
-def test_doctor_probes_each_purpose(bench: Bench, command: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+def test_doctor_probes_each_purpose(
+    bench: Bench,
+    command: Callable[..., tuple[int, str]],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     for name, value in bench.environ.items():
         monkeypatch.setenv(name, value)
-    perform(["doctor", "--probe-data", "s3://datasets/digits/digits.csv.gz", "--probe-checkpoints", bench.place("{slug}")])
+    perform(
+        ["doctor", "--probe-data", "s3://datasets/digits/digits.csv.gz", "--probe-checkpoints", bench.place("{slug}")]
+    )
     out = capfd.readouterr().out
     assert "readable" in out and "written, read back and removed" in out and "conditional" not in out
     assert bench.storage().entries() == []
@@ -283,14 +334,18 @@ def nothing_secret(bench: Bench) -> None:
             assert key.encode() not in text and secret.encode() not in text, where
 
 
-def test_a_bug_of_ours_reports_no_secret(bench: Bench, command: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_of_ours_reports_no_secret(
+    bench: Bench, command: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An exception whose text holds the secret, in the middle of a request: masked on the screen and in the report."""
     key, secret, _ = KEYS["checkpoint"]
 
     def broken(self: Any, *_: Any, **__: Any) -> None:
-        raise RuntimeError(f"signing with {self.credentials.secret_access_key.reveal()} and {self.credentials.access_key_id.reveal()}")
+        raise RuntimeError(
+            f"signing with {self.credentials.secret_access_key.reveal()} and {self.credentials.access_key_id.reveal()}"
+        )
 
-    monkeypatch.setattr(s3.Link, "send", broken)
+    monkeypatch.setattr(link.Link, "send", broken)
     rc, err = command("--checkpoint-dir", bench.place("bug"), SEXPGPU_DATA_AWS_REGION="x")
     assert rc == 70 and "***" in err
     reports = list((bench.folder / "state").rglob("bug-*.txt"))

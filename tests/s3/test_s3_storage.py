@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 from seaweed import Server
 
+import sexpgpu.run.storage.client as client
 import sexpgpu.run.storage.lease as lease
+import sexpgpu.run.storage.link as link
 import sexpgpu.run.storage.s3 as s3
 from sexpgpu.diagnostics import SexpError
 from sexpgpu.run.storage import Missing, StorageError, Taken, grant, local_copy, open_object, open_storage, split
@@ -102,6 +104,9 @@ def test_conditional_writes(store: Any) -> None:
     with pytest.raises(Taken):
         store.put("x", b"4", tag=first.tag)
     assert store.read("x") == b"3" and store.head("x") == second
+    with pytest.raises(Taken):
+        store.put("y", b"5", tag=first.tag)
+    assert store.head("y") is None
 
 
 def test_one_writer(store: Any) -> None:
@@ -126,8 +131,12 @@ def test_unique_names_are_names_of_a_manifest(store: Any) -> None:
 def test_a_folder_that_cannot_be_used(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"x")
     inside = open_folder(str(tmp_path / "file" / "x"))
-    for call in (lambda: inside.put("a", b"1"), lambda: inside.hold({}), lambda: open_folder(str(tmp_path)).read("file/x"),
-                 lambda: open_folder(str(tmp_path / "file")).entries() or inside.folders()):
+    for call in (
+        lambda: inside.put("a", b"1"),
+        lambda: inside.hold({}),
+        lambda: open_folder(str(tmp_path)).read("file/x"),
+        lambda: open_folder(str(tmp_path / "file")).entries() or inside.folders(),
+    ):
         assert code(call) == "E-NET-024"
 
 
@@ -165,7 +174,10 @@ def test_locations(tmp_path: Path) -> None:
     assert code(lambda: open_storage("s3://b/p", "data")) == "E-NET-010"
 
 
-@pytest.mark.parametrize(("location", "what"), [("s3://", "E-NET-022"), ("s3:///p", "E-NET-022"), ("s3://b/../p", "E-NET-022"), ("s3://b?x", "E-NET-022")])
+@pytest.mark.parametrize(
+    ("location", "what"),
+    [("s3://", "E-NET-022"), ("s3:///p", "E-NET-022"), ("s3://b/../p", "E-NET-022"), ("s3://b?x", "E-NET-022")],
+)
 def test_bad_locations(location: str, what: str) -> None:
     grant(load({f"AWS_{n}": "https://h" for n in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY", "ENDPOINT_URL", "REGION")}))
     try:
@@ -183,7 +195,7 @@ def test_bad_locations(location: str, what: str) -> None:
 )  # fmt: skip
 def test_endpoints(url: str, what: str) -> None:
     def check(**more: str) -> None:
-        s3.check_endpoint(load({"AWS_ENDPOINT_URL": url, **more}).credentials("data"))
+        client.check_endpoint(load({"AWS_ENDPOINT_URL": url, **more}).credentials("data"))
 
     if what:
         with pytest.raises(SexpError) as caught:
@@ -201,8 +213,12 @@ def test_endpoints(url: str, what: str) -> None:
 def test_large_objects_go_and_come_in_parts(server: Server, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     store, data = server.storage(place), noise(37 * MIB + 11)
     sent: list[str] = []
-    real = s3.Link.send
-    monkeypatch.setattr(s3.Link, "send", lambda self, operation, key=None, **a: (sent.append(operation), real(self, operation, key, **a))[1])
+    real = link.Link.send
+    monkeypatch.setattr(
+        link.Link,
+        "send",
+        lambda self, operation, key=None, **a: (sent.append(operation), real(self, operation, key, **a))[1],
+    )
     view = memoryview(data)
     entry = store.put("x", [view[: 5 * MIB], view[5 * MIB : 5 * MIB + 1], view[5 * MIB + 1 :]])
     assert entry.size == len(data) and sent.count("upload_part") == 5 and store.head("x") == entry
@@ -217,7 +233,10 @@ def test_a_conditional_upload_in_parts(server: Server, place: str) -> None:
     store.put("x", data, absent=True)
     with pytest.raises(Taken):
         store.put("x", noise(17 * MIB, 1), absent=True)
-    assert store.read("x") == data and store.link.call("list_multipart_uploads", Prefix=store.prefix).get("Uploads", []) == []
+    assert (
+        store.read("x") == data
+        and store.link.call("list_multipart_uploads", Prefix=store.prefix).get("Uploads", []) == []
+    )
 
 
 def test_reads_are_of_one_version(server: Server, place: str) -> None:
@@ -253,17 +272,50 @@ def test_a_cut_answer_goes_on_where_it_was_cut(server: Server, place: str, monke
     assert store.read("x") == data and len(cuts) >= 9
 
 
+@pytest.mark.parametrize("silent", [True, False])
+def test_a_server_without_conditional_writes(
+    server: Server, place: str, monkeypatch: pytest.MonkeyPatch, silent: bool
+) -> None:
+    """It ignores the condition, or says that it has none: one writer is still told from the next, and the run says what is missing."""
+    real = link.Link.send
+
+    def send(self: Any, operation: str, key: str | None = None, **arguments: Any) -> Any:
+        condition = {
+            name: arguments.pop(name)
+            for name in ("IfNoneMatch", "IfMatch")
+            if operation == "put_object" and name in arguments
+        }
+        if condition and not silent:
+            raise s3.storage_error("E-NET-020", "501", kind=link.NotOffered)
+        return real(self, operation, key, **arguments)
+
+    monkeypatch.setattr(link.Link, "send", send)
+    store, said = server.storage(place), []
+    first = store.put("x", b"1", absent=True)
+    if not silent:
+        for condition in ({"absent": True}, {"tag": '"other"'}):
+            with pytest.raises(Taken):
+                store.put("x", b"2", **condition)
+        store.put("x", b"3", tag=first.tag)
+    hold = store.hold({"run_id": "r", "slug": "s"}, said.append)
+    assert len(said) == silent and "no conditional writes" in "".join(said) or not silent
+    hold.check()
+    if not silent:
+        assert code(lambda: store.hold({"run_id": "q", "slug": "t"})) == "E-CKPT-011"
+    hold.release()
+
+
 def test_listings_of_many_pages(server: Server, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     store, asked = server.storage(place), []
     for i in range(8):
         store.put(f"step-{i}/x", b"")
-    real = s3.Link.send
+    real = link.Link.send
 
     def send(self: Any, operation: str, key: str | None = None, **arguments: Any) -> Any:
         asked.append(operation)
         return real(self, operation, key, **arguments, **({"MaxKeys": 3} if operation == "list_objects_v2" else {}))
 
-    monkeypatch.setattr(s3.Link, "send", send)
+    monkeypatch.setattr(link.Link, "send", send)
     assert [e.name for e in store.entries()] == [f"step-{i}/x" for i in range(8)] and len(asked) >= 3
     assert store.folders() == [f"step-{i}" for i in range(8)]
 
@@ -280,34 +332,44 @@ def test_orphaned_parts_are_swept(server: Server, place: str) -> None:
 
 def test_a_failed_upload_is_aborted(server: Server, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     store = server.storage(place)
-    real = s3.Link.send
+    real = link.Link.send
 
     def send(self: Any, operation: str, key: str | None = None, **arguments: Any) -> Any:
         if operation == "upload_part" and arguments["PartNumber"] == 2:
             raise s3.storage_error("E-NET-018", "no")
         return real(self, operation, key, **arguments)
 
-    monkeypatch.setattr(s3.Link, "send", send)
+    monkeypatch.setattr(link.Link, "send", send)
     with pytest.raises(StorageError):
         store.put("x", noise(30 * MIB))
     monkeypatch.undo()
     assert store.head("x") is None and store.sweep() == 0
 
 
-@pytest.mark.parametrize("operation", ["put_object", "create_multipart_upload", "upload_part", "complete_multipart_upload", "delete_object", "list_objects_v2"])
+@pytest.mark.parametrize(
+    "operation",
+    [
+        "put_object",
+        "create_multipart_upload",
+        "upload_part",
+        "complete_multipart_upload",
+        "delete_object",
+        "list_objects_v2",
+    ],
+)
 def test_an_answer_that_is_lost(server: Server, place: str, monkeypatch: pytest.MonkeyPatch, operation: str) -> None:
     """The request is done and its answer never comes: what was written is written once, and is ours."""
     store, lost = server.storage(place), []
-    real = s3.Link.send
+    real = link.Link.send
 
     def send(self: Any, name: str, key: str | None = None, **arguments: Any) -> Any:
         answer = real(self, name, key, **arguments)
         if name == operation and not lost:
             lost.append(name)
-            raise s3.Transient("lost")
+            raise link.Transient("lost")
         return answer
 
-    monkeypatch.setattr(s3.Link, "send", send)
+    monkeypatch.setattr(link.Link, "send", send)
     small, large = noise(1000), noise(17 * MIB)
     store.put("small", small, absent=True)
     store.put("large", large)
@@ -318,16 +380,18 @@ def test_an_answer_that_is_lost(server: Server, place: str, monkeypatch: pytest.
     store.sweep()
 
 
-def test_an_upload_that_the_server_forgot_is_begun_anew(server: Server, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_upload_that_the_server_forgot_is_begun_anew(
+    server: Server, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store, forgotten = server.storage(place), []
-    real = s3.Link.send
+    real = link.Link.send
 
     def send(self: Any, name: str, key: str | None = None, **arguments: Any) -> Any:
         if name == "upload_part" and not forgotten:
             forgotten.append(real(self, "abort_multipart_upload", key, UploadId=arguments["UploadId"]))
         return real(self, name, key, **arguments)
 
-    monkeypatch.setattr(s3.Link, "send", send)
+    monkeypatch.setattr(link.Link, "send", send)
     store.put("x", noise(20 * MIB))
     assert store.read("x") == noise(20 * MIB) and forgotten
 
@@ -432,7 +496,9 @@ def test_signs_of_life() -> None:
 
 
 @pytest.mark.parametrize("alive", [True, False])
-def test_a_writer_elsewhere_is_watched(server: Server, place: str, monkeypatch: pytest.MonkeyPatch, alive: bool) -> None:
+def test_a_writer_elsewhere_is_watched(
+    server: Server, place: str, monkeypatch: pytest.MonkeyPatch, alive: bool
+) -> None:
     monkeypatch.setattr(lease, "BEAT", 0.1)
     monkeypatch.setattr(lease, "LEASE", 1.5)
     first = server.storage(place).hold({"run_id": "r1", "slug": "far"})
@@ -455,14 +521,16 @@ def test_a_writer_elsewhere_is_watched(server: Server, place: str, monkeypatch: 
     first.release()
 
 
-def test_a_server_that_is_gone_does_not_keep_a_run_from_ending(server: Server, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_is_gone_does_not_keep_a_run_from_ending(
+    server: Server, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(lease, "BEAT", 1.0)
     hold = server.storage(place).hold({"run_id": "r1", "slug": "end"})
 
     def gone(self: Any, *_: Any, **__: Any) -> None:
-        raise s3.Transient("gone")
+        raise link.Transient("gone")
 
-    monkeypatch.setattr(s3.Link, "send", gone)
+    monkeypatch.setattr(link.Link, "send", gone)
     start = time.monotonic()
     hold.release()
     assert time.monotonic() - start < 5

@@ -36,6 +36,7 @@ class Blocks:
     columns: int
     splits: int
     warps: int = 4
+    stages: int = 1
 
 
 @dataclass
@@ -451,7 +452,7 @@ class Emitter:
         if self.kind == "flat":
             if self.partials:
                 lines.append("split = tl.program_id(0)")
-                loop, steps = f"for block in range(split, {column_blocks}, {b.splits}):", b.splits
+                loop, steps = self._range(column_blocks), b.splits
                 inner = [f"c = block{wide} * {b.columns} + {arange_c}", *self._cm()]
                 inner += self._hoisted()
             else:
@@ -463,7 +464,7 @@ class Emitter:
             lines += [f"c = {arange_c}", *self._cm()]
             if self.partials:
                 lines += ["split = tl.program_id(0)", *self.head]
-                loop = f"for block in range(split, {row_blocks}, {b.splits}):"
+                loop = self._range(row_blocks)
                 inner = [f"r = block{wide} * {b.rows} + {arange_r}", *self._rm()]
                 grid = (b.splits, 1)
             else:
@@ -471,7 +472,7 @@ class Emitter:
                 inner, grid = [], (row_blocks, 1)
         else:
             lines += ["split = tl.program_id(1)", f"c = tl.program_id(0) * {b.columns} + {arange_c}", *self._cm(), *self.head]
-            loop = f"for block in range(split, {row_blocks}, {b.splits}):"
+            loop = self._range(row_blocks)
             inner = [f"r = block{wide} * {b.rows} + {arange_r}", *self._rm()]
             grid = (column_blocks, b.splits)
         if self.kind == "flat" and self.partials:
@@ -483,6 +484,11 @@ class Emitter:
         else:
             lines += content
         return lines + self.tail, grid
+
+    def _range(self, blocks: int) -> str:
+        if self.blocks.stages > 1:
+            return f"for block in tl.range(split, {blocks}, {self.blocks.splits}, num_stages={self.blocks.stages}):"
+        return f"for block in range(split, {blocks}, {self.blocks.splits}):"
 
     def _hoisted(self) -> list[str]:
         """In a flat kernel every value depends on the loop variable: nothing but accumulators stays before the loop."""

@@ -253,7 +253,7 @@ class InterpreterProgram:
         total, count = float(_total(parts, "loss", self.dtype)), float(counts)
         loss = total / count if count else math.nan
         context = StepContext(self.config.seed, self.updates, open=math.isfinite(loss))
-        out = dict(zip(self._kept, self._update.run({"count": counts}, context), strict=True))
+        out = dict(zip(self._update.executable.names, self._update.run({"count": counts}, context), strict=True))
         norm = float(out["gradient-norm"])
         fell = "" if math.isfinite(loss) and math.isfinite(norm) else "gradient norm" if math.isfinite(loss) else "loss"
         rates = {k.removeprefix("learning-rate/"): float(v) for k, v in out.items() if k.startswith("learning-rate/")}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from sexpgpu.ir import Node, TensorType
-from sexpgpu.ops.definition import Lowering, Op, OpProblem, Parameter, build
 from sexpgpu.ops.cartesian.algebra import width
+from sexpgpu.ops.definition import Lowering, Op, OpProblem, Parameter, build
 from sexpgpu.ops.helpers import Attrs, Types, is_int, require_float, same_dtype, traffic, zeros
 
 Canonical = tuple[tuple[Node, ...], Attrs]

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 
@@ -41,7 +42,7 @@ class BlockWriter:
 
     def __init__(self, path: Path):
         self.path = path
-        self._stage = path.with_name(f".{path.name}.{os.getpid()}")
+        self._stage = path.with_name(f".{path.name}.{uuid4().hex}")
         self._parts: dict[str, tuple[Any, np.dtype, tuple[int, ...]]] = {}
         self._rows = 0
 

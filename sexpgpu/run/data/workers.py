@@ -23,6 +23,7 @@ from sexpgpu.diagnostics import problem
 from sexpgpu.run.data.child import call, receive, send
 
 STALL = 60.0  # seconds without a byte after which a read is given up
+READERS = 3  # threads without workers: one parses while the others wait for a disk or a store
 KEPT = ("PATH", "HOME", "LANG", "TMPDIR", "TZ", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "SYSTEMROOT")
 
 
@@ -60,14 +61,15 @@ def default_workers(work: int, each: int = 8 << 20) -> int:
 
 
 def run_all(tasks: Iterable[Task], workers: int, stall: float = STALL) -> Iterator[Any]:
-    """The tasks' results, in order. The first error ends it. 0 workers: a thread reads, this process parses."""
-    pool = _Pool(max(1, workers), inline=workers < 1)
+    """The tasks' results, in order. The first error ends it. 0 workers: READERS threads read, this process parses."""
+    ahead = 2 * workers or READERS
+    pool = _Pool(workers or READERS, inline=workers < 1)
     waiting: deque[Task] = deque()
     try:
         for task in tasks:
             waiting.append(task)
             pool.put(task)
-            while len(waiting) >= 2 * max(1, workers):
+            while len(waiting) >= ahead:
                 yield _await(waiting.popleft(), stall)
         while waiting:
             yield _await(waiting.popleft(), stall)
@@ -92,6 +94,7 @@ class _Pool:
         self._inline = inline
         self._children: list[subprocess.Popen[bytes]] = []
         self._closed = False
+        self._parsing = threading.Lock()
         self._count = workers
         for _ in range(workers):  # daemons: one that hangs in a read does not keep the process
             threading.Thread(target=self._work, name="sexpgpu-data", daemon=True).start()
@@ -116,7 +119,8 @@ class _Pool:
                     task.arguments = task.prepare(task.progress)
                 task.progress.parsing = True
                 if self._inline:
-                    task.result = call(task.function, task.arguments)
+                    with self._parsing:  # two at a time would only take the lock of Python from each other
+                        task.result = call(task.function, task.arguments)
                 else:
                     child = child if child is not None else self._start()
                     task.result = _ask(child, task)

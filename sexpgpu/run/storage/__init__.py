@@ -136,8 +136,11 @@ def split(location: str, folder: str | Path = ".") -> tuple[str, str]:
     if not mark:
         return "file", str((Path(folder) / location).absolute())
     if scheme.lower() not in BACKENDS:
-        fail("E-NET-002", f"`{location}`: there is no storage scheme `{scheme}`",
-             help=suggestion(scheme, BACKENDS, "schemes"))
+        fail(
+            "E-NET-002",
+            f"`{location}`: there is no storage scheme `{scheme}`",
+            help=suggestion(scheme, BACKENDS, "schemes"),
+        )
     if scheme.lower() == "file":
         return "file", str((Path(folder) / rest).absolute())
     return scheme.lower(), rest
@@ -186,8 +189,12 @@ def local_copy(location: str, role: str) -> Path:
             for block in storage.stream(name):
                 file.write(block)
     except OSError as error:
-        raise storage_error("E-NET-024", f"{location} cannot be copied to {folder}: {error.strerror or error}",
-                            reason=error.strerror or "", help="TMPDIR names a folder on another disk") from None
+        raise storage_error(
+            "E-NET-024",
+            f"{location} cannot be copied to {folder}: {error.strerror or error}",
+            reason=error.strerror or "",
+            help="TMPDIR names a folder on another disk",
+        ) from None
     return path
 
 
@@ -200,8 +207,14 @@ def credentials_for(role: str, location: str) -> Credentials:
     return _credentials.setdefault(role, settings.credentials(role))
 
 
-def storage_error(code: str, message: str, *, reason: str = "", kind: type[StorageError] = StorageError,
-                  help: str | Iterable[str] = (), notes: Iterable[str] = ()) -> StorageError:  # noqa: A002
+def storage_error(
+    code: str,
+    message: str,
+    *,
+    reason: str = "",
+    kind: type[StorageError] = StorageError,
+    help: str | Iterable[str] = (),
+    notes: Iterable[str] = (),
+) -> StorageError:  # noqa: A002
     """A `StorageError` of a coded mistake."""
     return kind(problem(code, message, help=help, notes=notes).diagnostic, reason)
-

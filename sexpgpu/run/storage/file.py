@@ -126,7 +126,7 @@ class FolderStorage:
                     file.write(piece)
                 file.flush()
                 os.fsync(file.fileno())
-            if tag is not None and (entry := self.head(name)) is not None and entry.tag != tag:
+            if tag is not None and ((entry := self.head(name)) is None or entry.tag != tag):
                 raise self._taken(path)
             if absent:
                 os.link(aside, path)
@@ -177,18 +177,26 @@ class FolderStorage:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             os.close(descriptor)
-            raise storage_error("E-CKPT-011", f"another run that is still alive writes checkpoints to {self.root}", kind=Taken,
-                                reason="another run writes there",
-                                help="wait for it, stop it, or put {slug} in the location: one folder a run") from None
+            raise storage_error(
+                "E-CKPT-011",
+                f"another run that is still alive writes checkpoints to {self.root}",
+                kind=Taken,
+                reason="another run writes there",
+                help="wait for it, stop it, or put {slug} in the location: one folder a run",
+            ) from None
         return _Flock(descriptor)
 
     def _taken(self, path: Path) -> StorageError:
-        return storage_error("E-NET-023", f"{path}: another writer was there first", kind=Taken, reason="another writer was there first")
+        return storage_error(
+            "E-NET-023", f"{path}: another writer was there first", kind=Taken, reason="another writer was there first"
+        )
 
     def _failed(self, path: Path, error: OSError) -> NoReturn:
         why = error.strerror or str(error)
         if isinstance(error, FileNotFoundError):
-            raise storage_error("E-NET-019", f"there is no file {path}", kind=Missing, reason="there is no such file") from None
+            raise storage_error(
+                "E-NET-019", f"there is no file {path}", kind=Missing, reason="there is no such file"
+            ) from None
         raise storage_error("E-NET-024", f"{path}: {why}", reason=why) from None
 
 

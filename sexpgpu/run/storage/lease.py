@@ -35,7 +35,9 @@ class Lease:
         self._guard = threading.Lock()
         self._entry = self._acquire()
         if not self._conditional():
-            say(f"{storage.url}: this server has no conditional writes, so two runs that begin here at one moment are not told apart")
+            say(
+                f"{storage.url}: this server has no conditional writes, so two runs that begin here at one moment are not told apart"
+            )
         self._brief = storage.within(BEAT / 2)  # a beat that fails is tried again by the next one
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._renew, name="s3-lease", daemon=True)
@@ -87,7 +89,9 @@ class Lease:
                 raise self._taken(other, "writes")
             if not told:
                 told = True
-                self._say(f"{self._storage.url} was being written by {_who(other)}; waiting up to {LEASE:.0f} s to see whether it still is")
+                self._say(
+                    f"{self._storage.url} was being written by {_who(other)}; waiting up to {LEASE:.0f} s to see whether it still is"
+                )
             time.sleep(min(1.0, LEASE / 10))
 
     def _conditional(self) -> bool:
@@ -121,9 +125,13 @@ class Lease:
 
     def _taken(self, other: Mapping[str, Any], does: str) -> StorageError:
         verb = "writes checkpoints to" if does == "writes" else "took over"
-        return storage_error("E-CKPT-011", f"another run that is still alive, {_who(other)}, {verb} {self._storage.url}", kind=Taken,
-                             reason="another run writes there",
-                             help="wait for it, stop it, or put {slug} in the location: one folder a run")
+        return storage_error(
+            "E-CKPT-011",
+            f"another run that is still alive, {_who(other)}, {verb} {self._storage.url}",
+            kind=Taken,
+            reason="another run writes there",
+            help="wait for it, stop it, or put {slug} in the location: one folder a run",
+        )
 
 
 def _who(other: Mapping[str, Any]) -> str:

@@ -34,13 +34,19 @@ def _checkpoints(storage: Storage, name: str) -> list[str]:
     storage.put(name, content, absent=True)
     try:
         if storage.read(name) != content:
-            raise storage_error("E-NET-020", f"{storage.url} gives back other bytes than it was given", reason="it gives back other bytes")
+            raise storage_error(
+                "E-NET-020",
+                f"{storage.url} gives back other bytes than it was given",
+                reason="it gives back other bytes",
+            )
         conditional = _refuses_second(storage, name)
     finally:
         storage.delete([name])
     lines = [f"{storage.url}: listed ({len(steps)} folders), written, read back and removed"]
     if not conditional:
-        lines.append(f"{storage.url}: the server has no conditional writes: two runs that begin at one moment are not told apart")
+        lines.append(
+            f"{storage.url}: the server has no conditional writes: two runs that begin at one moment are not told apart"
+        )
     return lines
 
 

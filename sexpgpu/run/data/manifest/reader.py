@@ -25,7 +25,7 @@ from sexpgpu.run.data.cache import Cache, Say, key_of, open_cache, silent, size
 from sexpgpu.run.data.convert import NUMPY, numpy_dtype
 from sexpgpu.run.data.dataset import chunks
 from sexpgpu.run.data.manifest.schema import LIMIT, Manifest, Part, Shard, parse
-from sexpgpu.run.data.manifest.shards import ETAG, check_size, fetch
+from sexpgpu.run.data.manifest.shards import ETAG, check_size, fetch, gone
 from sexpgpu.run.data.parsed import asked
 from sexpgpu.run.data.place import LocalPlace, Place, beside, place
 from sexpgpu.run.data.records import Cut, Wrong, bare
@@ -165,8 +165,7 @@ class Manifested:
         if isinstance(where, LocalPlace):
             found = where.stat()
             if found is None:
-                raise Wrong("E-DATA-023", f"shard {shard.uri} ({shard.at}): there is no {where.text}",
-                            ("the manifest is older or newer than the shards, or they were renamed",))
+                raise gone(where, shard)
             check_size(shard, found.size)
         path = cache.path(self._key(where, shard))
         known = facts(path)

@@ -20,6 +20,7 @@ from sexpgpu.run.data.manifest.schema import Shard
 from sexpgpu.run.data.place import LocalPlace, Place
 from sexpgpu.run.data.records import Cut, Parsed, Start, Wrong, parse_lines, parse_objects
 from sexpgpu.run.data.workers import Progress
+from sexpgpu.run.storage import Missing
 
 CHUNK = 1 << 20
 PIECE = 1 << 20  # bytes of text parsed in one go
@@ -34,11 +35,11 @@ def fetch(place: Place, shard: Shard, copy: Path | None, progress: Progress) -> 
     Raises Wrong: E-DATA-023 (it is not there), 024 (size), 025 (digest); StorageError.
     """
     try:
-        found = place.stat()
-        if found is None:
-            raise Wrong("E-DATA-023", f"shard {shard.uri} ({shard.at}): there is no {place.text}",
-                        ("the manifest is older or newer than the shards, or they were renamed",))
-        check_size(shard, found.size)
+        if isinstance(place, LocalPlace):
+            found = place.stat()
+            if found is None:
+                raise gone(place, shard)
+            check_size(shard, found.size)
         digest, size = hashlib.md5(usedforsecurity=False), 0
         out = open(copy, "wb") if copy is not None else None  # noqa: SIM115 - closed below
         try:
@@ -51,14 +52,31 @@ def fetch(place: Place, shard: Shard, copy: Path | None, progress: Progress) -> 
         finally:
             if out is not None:
                 out.close()
+    except Missing:
+        raise gone(place, shard) from None
     except OSError as error:
         raise Wrong("E-DATA-023", f"shard {shard.uri}: {place.text} cannot be read: {error.strerror or error}") from None
     check_size(shard, size)
-    check_digest(shard, digest.digest(), found.etag)
+    asked = isinstance(place, LocalPlace) or made_from(shard, digest.digest()) == shard.etag  # saves a request
+    known = None if asked else place.stat()
+    check_digest(shard, digest.digest(), known.etag if known is not None else "")
     if copy is not None:
         return copy
     assert isinstance(place, LocalPlace)
     return place.path
+
+
+def gone(place: Place, shard: Shard) -> Wrong:
+    """E-DATA-023 for a shard that is not there."""
+    return Wrong("E-DATA-023", f"shard {shard.uri} ({shard.at}): there is no {place.text}",
+                 ("the manifest is older or newer than the shards, or they were renamed",))
+
+
+def made_from(shard: Shard, digest: bytes) -> str:
+    """The etag of an upload in one request, or in one part, whichever the manifest's is."""
+    if shard.etag.rstrip('"').endswith("-1"):
+        return f'"{hashlib.md5(digest, usedforsecurity=False).hexdigest()}-1"'
+    return f'"{digest.hex()}"'
 
 
 def check_size(shard: Shard, size: int) -> None:
