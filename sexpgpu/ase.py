@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from ase.calculators.calculator import Calculator as _Calculator
@@ -25,7 +25,7 @@ class Calculator(_Calculator):
     The compiled graph is reused while atoms and edges fit it.
     """
 
-    implemented_properties: ClassVar = ["energy", "free_energy", "forces", "stress"]
+    implemented_properties = ["energy", "free_energy", "forces", "stress"]
 
     def __init__(self, file: str, checkpoint: str, device: str = "cpu", *, skin: float = 0.3, **keys: Any):
         own = {k: keys.pop(k) for k in ("run", "variant", "sets", "function", "weights", "precision") if k in keys}
@@ -38,17 +38,18 @@ class Calculator(_Calculator):
 
     def calculate(self, atoms: Any = None, properties: Any = ("energy",), system_changes: Any = all_changes) -> None:
         super().calculate(atoms, properties, system_changes)
-        out = self.potential.evaluate(self._structure(self.potential.species(self.atoms.get_chemical_symbols())))
+        atoms = self.atoms
+        out = self.potential.evaluate(self._structure(atoms, self.potential.species(atoms.get_chemical_symbols())))
         self.results = {"energy": float(out["energy"]), "free_energy": float(out["energy"]), "forces": out["forces"]}
-        if "stress" in out and self.atoms.cell.rank == 3:
+        if "stress" in out and atoms.cell.rank == 3:
             self.results["stress"] = out["stress"]
         if "stress" in properties and "stress" not in self.results:
             raise PropertyNotImplementedError(f"stress needs {'a cell of three vectors' if 'stress' in out else f'`{FUNCTIONS[0]}` in the file'}")
 
-    def _structure(self, species: np.ndarray) -> Structures:
+    def _structure(self, atoms: Any, species: np.ndarray) -> Structures:
         """The atoms with their neighbours within cutoff and skin; the list is kept while nothing moved half the skin."""
-        positions, cell = self.atoms.get_positions(), np.array(self.atoms.cell, float)
-        periodic = tuple(bool(p) for p in self.atoms.pbc)
+        positions, cell = atoms.get_positions(), np.array(atoms.cell.array, np.float64)
+        periodic = tuple(bool(p) for p in atoms.pbc)
         key, kept = (len(species), periodic, cell.tobytes()), self._list
         if kept is None or kept[0] != key or np.linalg.norm(positions - kept[1], axis=1).max(initial=0.0) >= self.skin / 2:
             kept = (key, positions, edges_of(positions, cell, periodic, self.potential.cutoff + self.skin))

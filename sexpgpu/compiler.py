@@ -25,7 +25,7 @@ from sexpgpu.ir import Node, postorder
 from sexpgpu.ir.text import document, graph_hash
 from sexpgpu.lisp.values import show
 from sexpgpu.ops import table
-from sexpgpu.passes.attention import join_attention
+from sexpgpu.passes.join import join_large
 from sexpgpu.passes.expand import expand_gradients
 from sexpgpu.passes.precision import apply_precision
 from sexpgpu.passes.simplify import simplify
@@ -63,7 +63,7 @@ def stages(loaded: Loaded, run: Run, device: str = "cpu") -> Stages:
     def lower(results: dict[str, Node]) -> dict[str, Node]:
         expanded = expand_gradients(results, traced.origins)
         if device == "cuda":
-            expanded = join_attention(expanded, traced.origins)
+            expanded = join_large(expanded, traced.origins)
         return simplify(apply_precision(expanded, run.precision, traced.origins), traced.origins)
 
     def evaluation(name: str, size: Any) -> tuple[tuple[Entry, ...], dict[str, Node]]:

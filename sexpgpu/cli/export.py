@@ -37,7 +37,9 @@ def stage(name: str) -> Any:
 @click.option("--weights", type=click.Choice(["raw", "ema"]), default="raw", help="ema: the averaged weights (:ema).")
 def command(checkpoint: str, out: str, force: bool, weights: str) -> int:
     """Write the parameters and states of CHECKPOINT, a folder step-N, to a safetensors file."""
-    stage("grant")(load(os.environ))
+    settings = load(os.environ)
+    output.report(settings.warnings)
+    stage("grant")(settings)
     found = named(checkpoint, out)
     if found.manifest.health != "healthy":
         output.report([f"{found.folder} is suspect: not every number in it is finite"])

@@ -27,6 +27,8 @@ def command(files: tuple[str, ...], target: str | None, smooth: str | None, ever
     place = Path(target) if target else Path(files[0]).with_suffix(".png")
     if place.suffix.lower() != ".png":
         fail("E-ENV-001", f"--output is `{place}`; it takes the name of a .png file")
+    if not place.parent.is_dir():
+        fail("E-ENV-001", f"--output is `{place}`, and there is no folder {place.parent}", help="name a file in a folder that is there")
     runs, labels = _runs(files, everything)
     if find_spec("matplotlib") is None:
         fail("E-ENV-014", "`sexpgpu plot` needs matplotlib, which is not installed", help=f"{sys.executable} -m pip install 'sexpgpu[plot]'")
@@ -34,7 +36,7 @@ def command(files: tuple[str, ...], target: str | None, smooth: str | None, ever
     try:
         figure.savefig(place, format="png")
     except OSError as error:
-        fail("E-ENV-001", f"--output is `{place}`, which cannot be written: {error.strerror or error}", help="name a file in a folder that is there")
+        fail("E-ENV-001", f"--output is `{place}`, which cannot be written: {error.strerror or error}", help="name a file that you may write")
     output.show(str(place))
     return 0
 

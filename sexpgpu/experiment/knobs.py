@@ -238,7 +238,7 @@ def _from_text(declared: Declared, default: Any, text: str) -> Any:
     try:
         form = read_datum(text, f"--set {declared.name}")
     except SexpError as e:
-        fail("E-KNOB-007", f"--set {declared.name}={text}: the value is not one datum", None, notes=[e.diagnostic.message], help="write one number, name, string or list, quoted for the shell: --set 'widths=[64 32]'")
+        fail("E-KNOB-007", f"--set {declared.name}={text}: the value is not one datum", None, notes=[e.diagnostic.message], help=f"its default is {_text(default)}; write one number, name, string or list of that kind, quoted for the shell: --set '{declared.name}=…'")
     return _fits(declared, default, datum(None, form, None), form.span)
 
 

@@ -32,6 +32,7 @@ FAMILIES = (
     "sexpgpu.ops.einsum",
     "sexpgpu.ops.convolution",
     "sexpgpu.ops.pool",
+    "sexpgpu.ops.linear_entropy",
     "sexpgpu.ops.cartesian.expand",
     "sexpgpu.ops.cartesian.product",
     "sexpgpu.ops.cartesian.linear",

@@ -11,6 +11,9 @@ from sexpgpu.passes.rewrite import rewrite
 PRECISIONS = ("f32", "tf32", "bf16", "f64")
 CONTRACTIONS = frozenset({"matmul", "attend", "attend-grad", "einsum", "convolve", "convolve-transpose", "convolve-weight-grad"})
 
+#: contractions whose first two operands alone are rounded
+HEADS = frozenset({"linear-cross-entropy", "linear-cross-entropy-grad"})
+
 
 def apply_precision(results: Mapping[str, Node], precision: str, origins: Origins | None = None) -> dict[str, Node]:
     """The graph in this precision. Assumes it is typed as traced, and runs once, after every gradient is expanded.
@@ -28,6 +31,10 @@ def apply_precision(results: Mapping[str, Node], precision: str, origins: Origin
 
 
 def _bf16(node: Node, inputs: tuple[Node, ...]) -> Node | None:
+    if node.op in HEADS:
+        low = [build("cast", x, dtype="bf16") if x.type.dtype == "f32" else x for x in inputs[:2]]
+        new = build(node.op, *low, *inputs[2:], **node.attrs)
+        return new if new.type.dtype == node.type.dtype else build("cast", new, dtype=node.type.dtype)
     if node.op not in CONTRACTIONS or node.type.dtype != "f32":
         return None
     low = (build("cast", x, dtype="bf16") if x.type.dtype == "f32" else x for x in inputs)

@@ -86,8 +86,8 @@ class Potential:
         for name, source in self.loaded.experiment.data.items():
             if source.structures:
                 for key, many in STATISTICS.items():
-                    value = torch.zeros(len(source.options["elements"])) if many else torch.ones(())
-                    bound["statistic", f"{name}/{key}"] = value.to(self.dtype)
+                    start = torch.zeros(len(source.options["elements"])) if many else torch.ones(())
+                    bound["statistic", f"{name}/{key}"] = start.to(self.dtype)
         return bound
 
     def _weights(self, checkpoint: str, weights: str | None) -> Bound:
@@ -121,8 +121,9 @@ class Potential:
 
     def structure(self, species: np.ndarray, positions: np.ndarray, cell: np.ndarray, edges: Any) -> Structures:
         """Atoms with their edges, (receivers, senders, offsets)."""
-        ends = np.array([0, len(species)]), np.array([0, len(edges[0])])
-        return Structures(self.config.data.source, *ends, species, positions, cell[None], *edges, {})
+        atoms, pairs = np.array([0, len(species)]), np.array([0, len(edges[0])])
+        receivers, senders, offsets = edges
+        return Structures(self.config.data.source, atoms, pairs, species, positions, cell[None], receivers, senders, offsets, {})
 
     def __call__(self, species: np.ndarray, positions: np.ndarray, cell: np.ndarray | None = None, periodic: Any = (False,) * 3) -> dict[str, np.ndarray]:
         """energy (a number, eV), forces [atoms 3] (eV/Å), and where the function gives it stress [6] (eV/Å³)."""

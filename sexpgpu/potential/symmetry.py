@@ -93,7 +93,11 @@ def _differences(potential: Potential, structure: Structure, note: Any) -> None:
     size = max(float(np.abs(out["forces"]).max()), 1e-3)
     for _ in range(4):
         along = rng.standard_normal(x.shape)
-        slope = _quotient(lambda h, along=along: potential(species, x + h * along, cell, periodic)["energy"])
+
+        def moved(h: float, along: np.ndarray = along) -> Any:
+            return potential(species, x + h * along, cell, periodic)["energy"]
+
+        slope = _quotient(moved)
         note("forces are minus the energy's gradient", abs(float(slope + (along * out["forces"]).sum())) / (size * len(x)), 1e-6)
     if "stress" not in out or cell is None:
         return

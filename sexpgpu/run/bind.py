@@ -11,8 +11,8 @@ from sexpgpu.diagnostics import printable
 from sexpgpu.experiment.model import DataSource, Run
 from sexpgpu.run.data import locate, open_source
 from sexpgpu.run.data.dataset import FieldBound, check_bound
-from sexpgpu.run.data.structures import Structures
 from sexpgpu.run.data.feed import eval_feed, train_feed
+from sexpgpu.run.data.structures import Structures
 from sexpgpu.run.loop import Feeds
 
 

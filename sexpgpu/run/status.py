@@ -130,7 +130,9 @@ class StatusFile:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._replace()
         except OSError as error:
-            fail("E-RUN-020", f"the status file {path} cannot be written: {error.strerror or error}",
+            folder = isinstance(error, FileExistsError | NotADirectoryError)
+            reason = f"{self.path.parent} is no folder" if folder else error.strerror or error
+            fail("E-RUN-020", f"the status file {path} cannot be written: {reason}",
                  help="name a file in a folder that you may write to")
         self._thread = threading.Thread(target=self._beat, args=(heartbeat,), name="status", daemon=True)
         self._thread.start()

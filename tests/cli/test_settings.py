@@ -6,6 +6,7 @@ import copy
 import json
 import pickle
 import re
+from dataclasses import FrozenInstanceError
 from pathlib import Path
 
 import pytest
@@ -220,6 +221,18 @@ def test_secrets_stay_secret() -> None:
 
 def test_credentials_in_a_url_are_masked() -> None:
     assert shown("https://me:pass@host:9000") == "https://***@host:9000"
+
+
+def test_the_record_is_frozen() -> None:
+    settings = load({"SEXPGPU_STATUS": "s"})
+    with pytest.raises(FrozenInstanceError):
+        settings.warnings = ()  # type: ignore[misc]
+    with pytest.raises(TypeError):
+        settings.values["status"] = settings.of("device")  # type: ignore[index]
+    with pytest.raises(FrozenInstanceError):
+        settings.of("status").value = "x"  # type: ignore[misc]
+    with pytest.raises(AttributeError):
+        _ = settings.nothing
 
 
 # --- secrets in the hands of others ------------

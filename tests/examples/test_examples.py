@@ -23,7 +23,9 @@ SHIPPED = {
     "digits": ([], {"loss", "accuracy"}),
     "own_optimizer": ([], {"loss", "accuracy"}),
     "pinn": ([], {"loss", "distance"}),
+    "potential": ([], {"force-error", "relative-force-error", "energy-error-per-atom"}),
     "vae": ([], {"loss", "reconstruction", "divergence"}),
+    "potential": ([], {"force-error", "relative-force-error", "energy-error-per-atom"}),
 }
 WITHOUT_DATA = {"gpt2"}
 #: one process for several command lines; VmHWM, unlike ru_maxrss, leaves out the memory of the process that started it

@@ -151,3 +151,20 @@ def test_fields_reach_parameters_with_defaults_by_name(tmp_path):
     for program in (text, keyed):
         _, run = traced(tmp_path, program)
         assert "linear/weight" in run.params
+
+
+def test_names_of_layers_and_paths_are_components(tmp_path):
+    """`..` and names with a slash would be other paths; a `where` of numbers is f32."""
+    for body, words in (('(linear x 5 :name "..")', '".."'), ('(linear x 5 :name "a/b")', "a-b"), ('(param "." [5] :init zeros)', '"."')):
+        d = error(tmp_path, HEAD + MODEL.replace('(linear (relu (linear x width :name "in")) 5 :name "out")', body) + RUN.format(""), "E-EVAL-103")
+        assert words in d.message + d.help[0]
+    error(tmp_path, HEAD + MODEL.replace("deflayer model", "deflayer a/b").replace("(model x)", "(a/b x)") + RUN.format(""), "E-EVAL-104")
+    found, traced_run = traced(tmp_path, HEAD + MODEL.replace("(relu ", "(* (where (> (dim x 0) 0) 1.0 0) ").replace("(where (> (dim x 0) 0)", "(where (> x -1e9)")
+                               .replace("(linear x width", "(linear x 3") + RUN.format(""))
+    assert traced_run.params
+
+
+def test_settings_that_are_no_finite_numbers(tmp_path):
+    for key in (":clip-norm +nan", ":steps +inf", ":seed (expt 10 100)", ":accumulate +inf"):
+        text = HEAD + MODEL + RUN.format(key).replace(":steps 10 :steps", ":steps").replace(":steps 10", "" if ":steps" in key else ":steps 10")
+        assert error(tmp_path, text, "E-EVAL-103", trace=False).help

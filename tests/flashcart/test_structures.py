@@ -246,6 +246,20 @@ def test_buckets_change_no_number_and_compile_once_each(tmp_path):
     assert losses[0][-1] < losses[0][0] and graphs == [0, 1]
 
 
+def test_an_index_out_of_range_is_named(tmp_path):
+    text = PROGRAM.replace(" radial senders receivers 4", " radial (+ senders 1000) receivers 4")
+    assert text != PROGRAM
+    write(tmp_path, WATER * 8)
+    (tmp_path / "p.lisp").write_text(text % ("", ""))
+    loaded = load(str(tmp_path / "p.lisp"), Selection())
+    run = measured(choose_run(loaded.experiment, None))
+    compiled = program(stages(loaded, run), "cpu", 1)
+    compiled.initialise()
+    with pytest.raises(SexpError) as caught:
+        compiled.step(bind(run).feeds.train.batch(0), False)
+    assert caught.value.diagnostic.code == "E-RUN-031" and "tensor-product in model/0/interaction" in caught.value.diagnostic.message
+
+
 def test_an_evaluation_counts_only_what_is_real(tmp_path):
     _, run, compiled, data = prepared(tmp_path)
     totals = [compiled.evaluate("valid", b)["loss"] for b in data.feeds.evals["valid"]]

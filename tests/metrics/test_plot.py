@@ -10,6 +10,7 @@ import pytest
 from support_metrics import append, run_record
 
 from sexpgpu.cli.main import perform
+from sexpgpu.cli.plot import _runs
 from sexpgpu.plot.series import MOST_LINES, knob_rows, panels, smoothed, thinned
 from sexpgpu.run.metrics.read import read_runs
 from sexpgpu.run.metrics.record import metric
@@ -132,10 +133,12 @@ def test_without_matplotlib(files, monkeypatch, capsys):
     assert "E-ENV-014" in err and "sexpgpu[plot]" in err
 
 
-def test_several_runs_of_a_file(tmp_path, capsys):
+def test_several_runs_of_a_file(tmp_path):
     path = made(tmp_path / "m.jsonl", "a", 0.1, 5)
     made(path, "b", 0.2, 5)
-    assert perform(["plot", str(path)]) == 0 and perform(["plot", str(path), "--all"]) == 0
+    assert _runs((str(path),), False)[1] == ["slug-b"]
+    assert _runs((str(path),), True)[1] == ["slug-a", "slug-b"]
+    assert _runs((str(path), str(path)), False)[1] == [f"slug-b ({path})"] * 2
 
 
 def test_many_lines_and_many_points(tmp_path):

@@ -69,6 +69,17 @@ def linear(outputs, top):
     return meaning
 
 
+def linear_back(shape):
+    def meaning(ct, *weights):
+        parts = [
+            (ct[:, rank**2 : (rank + 1) ** 2] if ct.shape[1] > rank**2 else np.zeros((len(ct), 2 * rank + 1, ct.shape[2]))) @ w.T
+            for rank, w in enumerate(weights)
+        ]
+        return np.concatenate([p.reshape(len(ct), -1) for p in parts], 1).reshape(shape)
+
+    return meaning
+
+
 R = "real"
 N3, E3 = "index:3", ((4,), "index:3")
 A, B = ((3, 4, 2), R), ((4, 4), R)
@@ -99,4 +110,7 @@ CARTESIAN = [
     ("equivariant-linear", (((2, 4, 2), R), ((2, 3), R), ((2, 3), R)), linear(3, 1), {}),
     ("equivariant-linear", (((2, 10), R), ((4, 1), R), ((2, 1), R)), linear(1, 2), {"l-max": 2}),
     ("equivariant-linear", (((2, 4, 2), R), ((2, 3), R), ((2, 3), R)), linear(3, 0), {"l-max": 0}),
+    ("equivariant-linear-back", (((2, 4, 3), R), ((2, 3), R), ((2, 3), R)), linear_back((2, 4, 2)), {"shape": (2, 4, 2)}),
+    ("equivariant-linear-back", (((2, 1, 1), R), ((4, 1), R), ((2, 1), R)), linear_back((2, 10)), {"shape": (2, 10)}),
+    ("equivariant-linear-back", (((2, 9, 1), R), ((4, 1), R), ((2, 1), R)), linear_back((2, 10)), {"shape": (2, 10)}),
 ]

@@ -14,6 +14,7 @@ import pytest
 from sexpgpu.diagnostics import SexpError
 from sexpgpu.experiment.model import Batches, DataSource, Field
 from sexpgpu.run.data import open_source
+from sexpgpu.run.data import place as places
 from sexpgpu.run.data.dataset import FieldBound, check_bound
 from sexpgpu.run.data.feed import TrainFeed, eval_feed, train_feed
 from sexpgpu.run.data.manifest import reader, schema
@@ -644,3 +645,24 @@ def test_parquet_without_its_library(tmp_path, monkeypatch):
     found = source(tmp_path)
     missing = wrong("E-DATA-045", eval_feed, open_source(found), data_of(found))
     assert "pip install" in missing.help[0]
+
+
+def test_places_of_uris():
+    here = places.place("m/x.json", "/data")
+    assert places.beside(here, "shards/a%20b").path == Path("/data/m/shards/a%20b")
+    assert places.beside(here, "file:///z/a").path == Path("/z/a") and places.beside(here, "s3://b/a%2F//c").text == "s3://b/a%2F//c"
+    there = places.place("s3://b/k/x.json")
+    assert places.beside(there, "shards/a").text == "s3://b/k/shards/a" and places.beside(places.place("s3://b/x"), "a").text == "s3://b/a"
+    for uri in ("/etc/passwd", "file:///etc/passwd"):
+        assert "names a file of this machine" in wrong("E-DATA-021", places.beside, there, uri).message
+    wrong("E-NET-022", places.place, "s3://bucket")
+
+
+def test_shards_elsewhere_are_announced(tmp_path):
+    (tmp_path / "far").mkdir()
+    made = make(tmp_path / "far", {"train": rows(5)}, base=str(tmp_path / "far" / "m"))
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / made.name).write_bytes(made.read_bytes())
+    said, found = [], source(tmp_path)
+    eval_feed(open_source(found, say=said.append), data_of(found))
+    assert said == [f"data d: the manifest's shards are read from {tmp_path}/far/m/shards/train"]

@@ -304,6 +304,17 @@ def test_the_role_decides_the_key(bench: Bench, command: Callable[..., tuple[int
     assert bench.storage("roles").folders() == ["step-4"]
 
 
+def test_the_variables_say_it_too(bench: Bench, command: Callable[..., tuple[int, str]]) -> None:
+    """SEXPGPU_CHECKPOINT_DIR and SEXPGPU_RESUME with `s3://`, `latest` and a step."""
+    place = bench.place("v")
+    rc, err = command(SEXPGPU_CHECKPOINT_DIR=place)
+    assert rc == 0 and bench.storage("v").folders() == ["step-4"], err
+    rc, err = command("--steps", "8", SEXPGPU_CHECKPOINT_DIR=place, SEXPGPU_RESUME="latest")
+    assert rc == 0 and "after step 4" in err and bench.storage("v").folders() == ["step-4", "step-8"], err
+    rc, err = command("--steps", "12", "--checkpoint-dir", "", SEXPGPU_RESUME=f"{place}/step-8")
+    assert rc == 0 and "after step 8" in err and bench.storage("v").folders() == ["step-4", "step-8"], err
+
+
 def test_doctor_probes_each_purpose(
     bench: Bench,
     command: Callable[..., tuple[int, str]],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -423,6 +424,24 @@ def test_a_server_that_restarts_in_mid_upload_is_waited_for(tmp_path: Path) -> N
         assert entry.size == len(data) and restarted and restarted[0] < done
         assert store.read("x") == data
     finally:
+        server.stop()
+
+
+def test_a_server_that_stalls_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes connections and answers nothing for a while, as a stopped process does."""
+    monkeypatch.setattr(client, "ANSWER", 1.0)
+    server = Server(tmp_path / "w").start().make_buckets()
+    try:
+        store = server.storage("checkpoints/stall", patience=30)
+        store.put("first", b"1")
+        assert server.process is not None
+        server.process.send_signal(signal.SIGSTOP)
+        threading.Timer(2.5, server.process.send_signal, (signal.SIGCONT,)).start()
+        start = time.monotonic()
+        store.put("x", b"2")
+        assert store.read("x") == b"2" and time.monotonic() - start > 2
+    finally:
+        server.process.send_signal(signal.SIGCONT)
         server.stop()
 
 

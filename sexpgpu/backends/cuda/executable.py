@@ -20,7 +20,7 @@ from sexpgpu.ops import table
 from sexpgpu.passes.schedule.decompose import decompose
 from sexpgpu.passes.schedule.fuse import Call, Kernel, Launch, Operand, Schedule, fuse
 from sexpgpu.passes.schedule.memory import Life, Plan, plan
-from sexpgpu.passes.schedule.views import LAYOUTS
+from sexpgpu.passes.schedule.views import layout
 
 Draws = Callable[[str, tuple], torch.Tensor]
 
@@ -46,8 +46,16 @@ class Compiled:
         hazards = self._hazards()
         for name in self.into:
             node = self.results[name]
-            if node not in self.placed and node in self.schedule.kept and name not in hazards and node.op not in LAYOUTS:
+            if node not in self.placed and node in self.schedule.kept and name not in hazards and layout(node) is None:
                 self.placed[node] = name
+        read = {base for launch in self.schedule.launches for base in launch.reads}
+        #: f32 sums over partial results that only results need: one launch makes them all, at the end
+        self.late = {
+            unit
+            for emitted in self.emitted.values()
+            for unit, (programs, _) in emitted.partials.items()
+            if programs > 1 and unit not in read and unit.op == "sum" and unit.type.dtype == "f32"
+        }
         self.plan: Plan = plan(self._lives())
 
     def _hazards(self) -> set[str]:
@@ -84,7 +92,8 @@ class Compiled:
             if launch in self.emitted:
                 for unit, (programs, elements) in self.emitted[launch].partials.items():
                     if programs > 1:
-                        lives["partial", unit] = Life(programs * elements * max(4, DTYPES[unit.type.dtype]), i, i)
+                        until = end if unit in self.late else i
+                        lives["partial", unit] = Life(programs * elements * max(4, DTYPES[unit.type.dtype]), i, until)
         return lives
 
     def _planned(self, node: Node) -> bool:
@@ -110,7 +119,7 @@ class Bound:
 
     def __init__(self, compiled: Compiled, leaves: Mapping[Node, torch.Tensor], into: Mapping[str, torch.Tensor], arena: torch.Tensor | None, draws: Draws, deterministic: bool = True):
         self.compiled, self.draws = compiled, draws
-        self.attention = library.Attention(deterministic)
+        self.library = library.Library(deterministic)
         self.device = torch.device(compiled.device)
         self.arena = torch.zeros(compiled.plan.size, dtype=torch.uint8, device=self.device) if arena is None else arena
         self.values: dict[Node, Any] = dict(leaves)
@@ -120,17 +129,37 @@ class Bound:
             if isinstance(key, Node):
                 self.values[key] = self._view(start, key.type.shape, TORCH[key.type.dtype])
         self.work: list[Callable[[], None]] = []
+        self._owed: list[tuple[Node, torch.Tensor]] = []
         self._last = self._last_uses()
         for i, launch in enumerate(compiled.schedule.launches):
             if isinstance(launch, Call):
                 self.work.append(self._call(i, launch))
             elif launch in compiled.emitted:
                 self.work += self._kernel(launch)
-        self.results: dict[str, Callable[[], torch.Tensor]] = {}
+        if self._owed:
+            self.work.append(self._finish())
         for name, node in compiled.results.items():
             if name in into and compiled.placed.get(node) != name:
                 self.work.append(partial(self._copy, into[name], node))
         self.into = dict(into)
+
+    def _finish(self) -> Callable[[], None]:
+        """One launch for all sums of partial results that no launch waits for."""
+        from sexpgpu.backends.cuda.kernels import finish
+
+        wide = 128
+        rows = []
+        for unit, parts in self._owed:
+            count, elements = parts.shape
+            for start in range(0, elements, wide):
+                rows.append([parts.data_ptr(), count, elements, start, self.values[unit].data_ptr(), 0])
+        table = torch.tensor(rows, dtype=torch.int64, device=self.device)
+        high = 32 if self.device.type == "cuda" else 256
+
+        def run() -> None:
+            finish[(len(rows),)](table, high, wide, num_warps=4)
+
+        return run
 
     def _view(self, start: int, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         count = 1
@@ -162,8 +191,8 @@ class Bound:
             with torch.device(self.device):
                 return table()["constant"].reference(torch, node, [])
         tensor = self.values[node]
-        order = LAYOUTS.get(node.op)
-        return tensor.permute(order) if order is not None and len(order) == node.type.rank else tensor
+        order = layout(node)
+        return tensor if order is None else tensor.permute(order)  # every order of two swapped axes undoes itself
 
     def _operand(self, o: Operand) -> torch.Tensor:
         base = self.value(o.base)
@@ -179,9 +208,9 @@ class Bound:
             if function is not None:
                 function(node, *operands, self.values[node])
             elif node in self.compiled.placed:
-                self.values[node].copy_(library.call(node, operands, self.device, self.attention))
+                self.values[node].copy_(library.call(node, operands, self.device, self.library))
             else:
-                self.values[node] = library.call(node, operands, self.device, self.attention)
+                self.values[node] = library.call(node, operands, self.device, self.library)
             for gone in dead:
                 self.values.pop(gone, None)
 
@@ -199,6 +228,10 @@ class Bound:
                 dtype = torch.int32 if unit.type.dtype == "bool" else torch.float32 if unit.type.dtype in ("bf16", "f16") else TORCH[unit.type.dtype]
                 partials[unit] = self._view(self.compiled.plan.offsets["partial", unit], (programs, elements), dtype)
 
+        late_sums = self.compiled.late
+        now = {unit: tensor for unit, tensor in partials.items() if unit not in late_sums}
+        self._owed += [(unit, tensor) for unit, tensor in partials.items() if unit in late_sums]
+
         def arguments() -> list[Any]:
             found = []
             for what, *parts in emitted.arguments:
@@ -215,7 +248,7 @@ class Bound:
 
         def run() -> None:
             function[emitted.grid](*(arguments() if fixed is None else fixed), num_warps=emitted.warps)
-            for unit, tensor in partials.items():
+            for unit, tensor in now.items():
                 whole(unit, tensor, self.values[unit])
             for gone in dead:
                 self.values.pop(gone, None)
@@ -226,6 +259,7 @@ class Bound:
         """Every launch, in order, on the current stream."""
         for work in self.work:
             work()
+        self.library.forget()
 
     def result(self, name: str) -> torch.Tensor:
         """A result, after `launch`."""

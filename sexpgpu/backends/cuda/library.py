@@ -12,7 +12,7 @@ import torch
 
 from sexpgpu.ir import Node
 from sexpgpu.ops import table
-from sexpgpu.passes.schedule.views import LAYOUTS
+from sexpgpu.passes.schedule.views import layout
 
 
 def _rows(x: torch.Tensor) -> torch.Tensor | None:
@@ -121,16 +121,97 @@ class Attention:
             return list(torch.autograd.grad(found, leaves, ct.clone()))
 
 
+CHUNK = 1 << 30  # bytes of logits that stand at once
+
+
+class Heads:
+    """linear-cross-entropy: the logits of some rows at a time, turned into their gradient where they stand."""
+
+    def __init__(self) -> None:
+        self.left: dict[Any, list[Any]] = {}
+
+    def forward(self, node: Node, operands: list[Any]) -> torch.Tensor:
+        x, weight, labels = operands
+        return self._run(x, weight, labels, None)[2].view(node.type.shape)
+
+    def backward(self, node: Node, operands: list[Any]) -> torch.Tensor:
+        key, of = node.inputs, node.attrs["of"]
+        if key not in self.left:
+            self.left[key] = self._run(*operands)
+        parts = self.left[key]
+        found, parts[of] = parts[of], None
+        return found.view(node.type.shape) if of != 1 else found
+
+    def forget(self) -> None:
+        """What no gradient asked for."""
+        self.left.clear()
+
+    def _run(self, x: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, ct: torch.Tensor | None) -> list[Any]:
+        from sexpgpu.backends.cuda.kernels import entropy_rows
+
+        x, labels = x.reshape(-1, x.shape[-1]), labels.reshape(-1)
+        rows, classes = x.shape[0], weight.shape[1]
+        step = min(rows, max(1, CHUNK // (classes * x.element_size())))
+        step = -(-rows // -(-rows // step))
+        wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+        logits = torch.empty((step, classes), dtype=x.dtype, device=x.device)
+        losses = torch.empty(rows, dtype=torch.float32, device=x.device)
+        low = x.dtype != wide
+        block, warps = min(16384, 1 << (classes - 1).bit_length()), 32
+        by_x = by_weight = None
+        if ct is not None:
+            ct = ct.reshape(-1).contiguous()
+            by_x = torch.empty_like(x, memory_format=torch.contiguous_format)
+            turned = weight.stride(0) == 1
+            by_weight = torch.empty((classes, x.shape[1]) if turned else tuple(weight.shape), dtype=wide, device=x.device)
+        for start in range(0, rows, step):
+            stop = min(rows, start + step)
+            part, piece = logits[: stop - start], x[start:stop]
+            torch.mm(piece, weight, out=part)
+            given = losses if ct is None else ct[start:]
+            entropy_rows[(stop - start,)](part, labels[start:], given, losses[start:], classes, block, low, ct is not None, num_warps=warps)
+            if ct is None:
+                continue
+            torch.mm(part, weight.T, out=by_x[start:stop])
+            a, b = (part.T, piece) if turned else (piece.T, part)
+            if not low:
+                torch.mm(a, b, out=by_weight) if start == 0 else torch.addmm(by_weight, a, b, out=by_weight)
+            elif start == 0:
+                torch.mm(a, b, out_dtype=wide, out=by_weight)
+            else:
+                torch.ops.aten.addmm.dtype_out(by_weight, a, b, wide, out=by_weight)
+        return [by_x, by_weight, losses]
+
+
 OUT: dict[str, Callable[..., None]] = {"matmul": matmul, "matmul-f32": matmul}
 
 
-def call(node: Node, operands: list[Any], device: torch.device, attention: Attention) -> torch.Tensor:
+class Library:
+    """What calls leave for one another within a step: attention for its gradient, a head its three results."""
+
+    def __init__(self, deterministic: bool):
+        self.attention, self.heads = Attention(deterministic), Heads()
+        self.own: dict[str, Callable[..., torch.Tensor]] = {
+            "attend": self.attention.forward,
+            "attend-grad": self.attention.backward,
+            "linear-cross-entropy": self.heads.forward,
+            "linear-cross-entropy-grad": self.heads.backward,
+        }
+
+    def forget(self) -> None:
+        self.heads.forget()
+
+
+def call(node: Node, operands: list[Any], device: torch.device, kept: Library) -> torch.Tensor:
     """The op's value on the device, in new memory of the op's layout."""
-    order = LAYOUTS.get(node.op)
-    if order is not None and device.type == "cuda":
-        out = attention.forward(node, operands) if node.op == "attend" else attention.backward(node, operands)
-        return out.permute(order).contiguous() if len(order) == node.type.rank else out.contiguous()
-    if order is not None and len(order) == node.type.rank:
+    if node.op in kept.own and device.type == "cuda":
+        found = kept.own[node.op](node, operands)
+        order = layout(node)
+        if node.op == "linear-cross-entropy-grad" and node.attrs["of"] == 1:
+            return found  # made in its layout
+        return found.contiguous() if order is None else found.permute(order).contiguous()
+    order = layout(node)
+    if order is not None:
         return table()[node.op].reference(torch, node, operands).permute(order).contiguous()
     with torch.device(device):
         return table()[node.op].reference(torch, node, operands).contiguous()

@@ -89,6 +89,7 @@ class CudaProgram:
         self._known = {source: self.values[name] for name, source in self.full.items()}
         self._known |= {source_of(leaf): self._arena.place(name) for name, leaf in self._arena.flat.homes.items()}
         self._fields: dict[str, torch.Tensor] = {}
+        self._pinned: dict[str, torch.Tensor] = {}
         self._weights = {e.name: e.weights for e in self.config.evals}
         self._evals: dict[tuple[str, int], Any] = {}
         self._steps: dict[bool, tuple[Replay, Report]] = {}
@@ -289,13 +290,15 @@ class CudaProgram:
             tensor = self._host(array)
             if name not in self._fields:
                 self._fields[name] = torch.empty(tensor.shape, dtype=tensor.dtype, device=self.place)
+            if self.place.type == "cuda":
+                if name not in self._pinned:
+                    self._pinned[name] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+                tensor = self._pinned[name].copy_(tensor)  # the step before was waited for
             self._fields[name].copy_(tensor, non_blocking=True)
 
     def _host(self, array: Any) -> torch.Tensor:
         tensor = torch.from_numpy(np.ascontiguousarray(array))
-        if tensor.dtype == torch.float32:
-            tensor = tensor.to(self.dtype)
-        return tensor.pin_memory() if self.place.type == "cuda" else tensor
+        return tensor.to(self.dtype) if tensor.dtype == torch.float32 else tensor
 
     def step(self, batch: Mapping[str, Any], logged: bool) -> Result:
         """One optimizer step over a whole batch."""

@@ -324,7 +324,7 @@ def emit(
     for at in range(len(writer.steps) + 1):
         if first and at == writer.early:
             writer.lines.append(f" if not context.passes({', '.join(writer.names[results[n]] for n in first)}):")
-            writer.lines.append(f"  {writer.give(first)}")
+            writer.lines.append(f"  {writer.give([name for name in results if name in set(first)])}")  # as `names` has them
         if at < len(writer.steps):
             writer.write(at)
     writer.finish()

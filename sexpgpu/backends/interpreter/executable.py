@@ -59,7 +59,7 @@ class Executable:
         with torch.no_grad():
             return self.call(values, self.context(seed, step, sample_offset), step)
 
-    def call(self, values: list[torch.Tensor], context: Any, step: int, outs: Sequence[torch.Tensor] = ()) -> tuple[Any, ...]:
+    def call(self, values: list[Any], context: Any, step: int, outs: Sequence[torch.Tensor] = ()) -> tuple[Any, ...]:
         """`run_list` under the caller's grad mode and context; outs: where the results of `into` go, in its order."""
         if self._has_step:
             values = [*values, torch.tensor(step, dtype=torch.int32)]

@@ -154,7 +154,8 @@ def _normalize(graph: Graph, node: Node) -> Iterator[Step]:
         return
     x, eps = node.inputs[0], node.attrs["eps"]
     scale, shifted = _affine(graph, node, shape)
-    if shifted is not None:
+    inputs: tuple[Node, ...]
+    if shifted is not None and scale is not None:
         outputs, inputs, more = (shifted,), (x, scale, _other(shifted, _product(graph, node, scale))), "{1}, {2}"
     else:
         outputs, inputs, more, scale = (node,), (x,), "None, None", None
@@ -217,7 +218,9 @@ def _attend(graph: Graph, node: Node) -> Iterator[Step]:
         ct = _other(product, node)
         if not _alike(node, ct):
             continue
-        parts = [simplify({"x": part})["x"] for part in table()["attend"].vjp(node, ct)]  # type: ignore[misc]
+        vjp = table()["attend"].vjp
+        assert vjp is not None
+        parts = [simplify({"x": part})["x"] for part in vjp(node, ct) if part is not None]
         if any(part in graph.nodes for part in parts):
             names = tuple(part if part in graph.nodes else (number, product) for number, part in enumerate(parts))
             yield Step(names, (ct, q, k, v, node, sums), "attend_grad({0}, {1}, {2}, {3}, {4}, {5}, " + settings, True)
@@ -309,10 +312,12 @@ def _sum_of_products(graph: Graph, node: Node) -> Iterator[Step]:
             continue
         factor = _value(a)
         number = f"value={sign}{factor!r}" if factor is not None else f"value={sign}{{{{n}}}}.item()"
-        inner, function = (b,), "add"
+        inner: tuple[Node, ...] = (b,)
+        function = "add"
         again = b.op == "*" and b.inputs[0] is b.inputs[1]  # a square costs nothing here, even if others need it too
         if b.op in ("*", "/") and (again or graph.once(b)) and _alike(node, *b.inputs):
-            inner, function = b.inputs, "addcmul" if b.op == "*" else "addcdiv"
+            inner = b.inputs
+            function = "addcmul" if b.op == "*" else "addcdiv"
         if function == "add":
             number = number.replace("value", "alpha")
         operands = (x, *inner)

@@ -1,7 +1,7 @@
 """Keeps freed memory in the process: a step frees and takes the same amounts again and again.
 
 Else the C library gives large blocks back to the system after a step and gets them zeroed, page by page, in the next:
-a fifth of a step's time of char_lm.lisp (docs/decisions/0006). Torch's memory on the CPU comes from there.
+a fifth of a step's time of char_lm.lisp (docs/decisions/0010). Torch's memory on the CPU comes from there.
 """
 
 from __future__ import annotations

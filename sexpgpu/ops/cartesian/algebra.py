@@ -14,7 +14,7 @@ costs milliseconds at rank 3, seconds from rank 6 on.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from functools import cache
 from math import comb, factorial
@@ -111,8 +111,8 @@ def derivative(p: Polynomial, by: Exponents) -> Polynomial:
             for step in range(want):
                 value *= have - step
         if value:
-            left = tuple(e - d for e, d in zip(exponents, by, strict=True))
-            out[left] = out.get(left, Fraction(0)) + value  # type: ignore[index]
+            left = (exponents[0] - by[0], exponents[1] - by[1], exponents[2] - by[2])
+            out[left] = out.get(left, Fraction(0)) + value
     return out
 
 
@@ -158,7 +158,7 @@ def _harmonic(degree: int) -> dict[Exponents, tuple[Fraction, ...]]:
     return table
 
 
-def _sum(parts) -> Polynomial:
+def _sum(parts: Iterable[Polynomial]) -> Polynomial:
     out: Polynomial = {}
     for part in parts:
         for key, value in part.items():

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from sexpgpu.ir import Node, TensorType
-from sexpgpu.ops.cartesian.algebra import width
+from sexpgpu.ops.cartesian.algebra import rank_of, width
 from sexpgpu.ops.definition import Lowering, Op, OpProblem, Parameter, build
 from sexpgpu.ops.helpers import Attrs, Types, is_int, require_float, same_dtype, traffic, zeros
 
@@ -34,7 +35,7 @@ def _infer(types: Types, attrs: Attrs) -> TensorType:
             words = f"equivariant-linear: the weights have {weights[0].shape[1]} and {w.shape[1]} outputs"
             raise OpProblem("E-SHAPE-001", words, ((1, 1), (number, 1)), "all ranks have the same number of channels")
     need = sum((2 * rank + 1) * w.shape[0] for rank, w in enumerate(weights))
-    have = x.size // x.shape[0] if x.shape[0] else x.shape[1] * (x.shape[2] if x.rank == 3 else 1)
+    have = _width(x)
     if x.rank == 3 and x.shape[1] != width(len(weights) - 1):
         words = f"features of {x.shape[1]} components need a weight for each of their ranks, got {len(weights)}"
         raise OpProblem("E-SHAPE-030", f"equivariant-linear: {words}", help="weights for ranks above :l-max are given too")
@@ -59,7 +60,7 @@ def _reference(torch: Any, node: Node, args: list[Any]) -> Any:
     x, *weights = args
     rows, outputs = node.type.shape[0], node.type.shape[2]
     dtype = torch.float32 if node.type.dtype in ("bf16", "f16") else x.dtype
-    flat = x.to(dtype).reshape(rows, -1) if rows else x.to(dtype).reshape(0, _columns(node))
+    flat = x.to(dtype).reshape(rows, _width(node.inputs[0].type))
     parts = []
     for rank, start, inputs in _blocks(node):
         block = flat[:, start : start + (2 * rank + 1) * inputs].reshape(rows * (2 * rank + 1), inputs)
@@ -70,39 +71,69 @@ def _reference(torch: Any, node: Node, args: list[Any]) -> Any:
     return torch.cat(parts, 1).to(x.dtype)
 
 
-def _columns(node: Node) -> int:
-    return sum((2 * rank + 1) * w.type.shape[0] for rank, w in enumerate(node.inputs[1:]))
-
-
 def _vjp(node: Node, ct: Node) -> tuple[Node | None, ...]:
-    """By x: the map of the transposed weights. By a weight: a matrix product of its rank's blocks. Both differentiate again."""
     x, *weights = node.inputs
-    rows, outputs, reached = x.type.shape[0], node.type.shape[2], min(node.attrs["l-max"], len(weights) - 1)
-    flat = build("reshape", x, shape=(rows, _columns(node)))
-    parts, grads = [], []
-    for rank, start, inputs in _blocks(node):
-        size = 2 * rank + 1
+    kept = weights[: min(node.attrs["l-max"], len(weights) - 1) + 1]
+    back = build("equivariant-linear-back", ct, *weights, shape=x.type.shape, batch=x.type.batch)
+    return (back, *_weight_grads(x, ct, kept), *(zeros(w.type) for w in weights[len(kept) :]))
+
+
+def _vjp_back(node: Node, ct: Node) -> tuple[Node | None, ...]:
+    """ct is of the features' type: by the cotangent it is the map itself, and weights change places with nothing."""
+    given, *weights = node.inputs
+    top = rank_of(given.type.shape[1])
+    assert top is not None
+    kept = weights[: min(top, len(weights) - 1) + 1]
+    forward = build("equivariant-linear", ct, *weights, **{"l-max": top})
+    return (marked(forward, given.type), *_weight_grads(ct, given, kept), *(zeros(w.type) for w in weights[len(kept) :]))
+
+
+def _weight_grads(x: Node, ct: Node, weights: Sequence[Node]) -> list[Node]:
+    """Of each rank's weight: its block of x, transposed, times its block of ct. They differentiate again."""
+    rows, start, grads = x.type.shape[0], 0, []
+    flat = build("reshape", x, shape=(rows, _width(x.type)))
+    for rank, w in enumerate(weights):
+        (inputs, outputs), size = w.type.shape, 2 * rank + 1
         block = build("slice", ct, axis=1, start=rank * rank, stop=(rank + 1) ** 2)
-        block = build("reshape", block, shape=(rows * size, outputs))
         own = build("slice", flat, axis=1, start=start, stop=start + size * inputs)
-        own = build("reshape", own, shape=(rows * size, inputs))
+        own, block = build("reshape", own, shape=(rows * size, inputs)), build("reshape", block, shape=(rows * size, outputs))
         grads.append(build("matmul", build("transpose", own, permutation=(1, 0)), block))
-        pulled = build("matmul", block, build("transpose", weights[rank], permutation=(1, 0)))
-        parts.append(build("reshape", pulled, shape=(rows, size * inputs)))
-    for rank in range(reached + 1, len(weights)):
-        grads.append(zeros(weights[rank].type))
-        parts.append(zeros(TensorType(x.type.dtype, (rows, (2 * rank + 1) * weights[rank].type.shape[0]), x.type.batch)))
-    back = build("reshape", build("concat", *parts, axis=1), shape=x.type.shape)
-    return (_marked(back, x.type), *grads)
+        start += size * inputs
+    return grads
 
 
-def _marked(x: Node, like: TensorType) -> Node:
+def _width(t: TensorType) -> int:
+    return t.shape[1] * (t.shape[2] if t.rank == 3 else 1)
+
+
+def marked(x: Node, like: TensorType) -> Node:
+    """`x` with the batch mark of `like`, whose shape it has."""
     return x if x.type == like else build("broadcast", x, shape=like.shape, batch=like.batch)
 
 
+def _infer_back(types: Types, attrs: Attrs) -> TensorType:
+    return TensorType(types[0].dtype, attrs["shape"], attrs["batch"])
+
+
+def _reference_back(torch: Any, node: Node, args: list[Any]) -> Any:
+    """The gradient by the features: each rank's block times its weight, transposed; ranks that ct lacks are zero."""
+    ct, *weights = args
+    rows, top = node.type.shape[0], rank_of(node.inputs[0].type.shape[1])
+    dtype = torch.float32 if node.type.dtype in ("bf16", "f16") else ct.dtype
+    parts, wide = [], ct.to(dtype)
+    for rank, w in enumerate(weights):
+        size = (2 * rank + 1) * w.shape[0]
+        if top is None or rank > top:
+            parts.append(torch.zeros(rows, size, dtype=dtype))
+            continue
+        block = wide[:, rank * rank : (rank + 1) ** 2].reshape(rows * (2 * rank + 1), w.shape[1])
+        parts.append(torch.matmul(block, w.to(dtype).t()).reshape(rows, size))
+    return torch.cat(parts, 1).reshape(node.type.shape).to(ct.dtype)
+
+
 def _cost(node: Node) -> tuple[int, int]:
-    rows = node.type.shape[0]
-    return 2 * rows * node.type.shape[2] * sum((2 * rank + 1) * inputs for rank, _, inputs in _blocks(node)), traffic(node)
+    rows, outputs = node.type.shape[0], node.inputs[1].type.shape[1]
+    return 2 * rows * outputs * sum((2 * rank + 1) * inputs for rank, _, inputs in _blocks(node)), traffic(node)
 
 
 OPS = (
@@ -121,5 +152,17 @@ OPS = (
         attributes=(Parameter("l-max", "int", None),),
         example="(equivariant-linear x w-0 w-1)",
         canonical=_canonical,
+    ),
+    Op(
+        "equivariant-linear-back",
+        "The gradient of equivariant-linear by its features, from a cotangent and the weights.",
+        ("cotangent", "weights*"),
+        _infer_back,
+        _reference_back,
+        lambda node: (2 * node.inputs[0].type.shape[0] * sum((2 * rank + 1) * w.type.size for rank, w in enumerate(node.inputs[1:])), traffic(node)),
+        Lowering("contraction"),
+        vjp=_vjp_back,
+        attributes=(Parameter("shape", "shape", None), Parameter("batch", "bool", False)),
+        lisp=False,
     ),
 )

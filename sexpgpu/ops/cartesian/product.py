@@ -131,11 +131,16 @@ def _canonical(inputs: tuple[Node, ...], attrs: Attrs) -> Canonical:
 
 def form_of(a: TensorType, b: TensorType, attrs: Attrs) -> Form:
     """The form of operands of these types, or E-SHAPE-033 for channels that do not pair."""
+    return _form(a, b, attrs["paths"], attrs["reduce-paths"])
+
+
+@lru_cache(maxsize=1024)
+def _form(a: TensorType, b: TensorType, chosen: tuple[tuple[int, int, int], ...], reduced: bool) -> Form:
     (first, left), (second, right) = _features("the first operand", a), _features("the second operand", b)
     if left != right and 1 not in (left, right):
         raise OpProblem("E-SHAPE-033", f"tensor-product: {left} channels do not pair with {right}", ((0, 2), (1, 2)),
                         "channels are equal, or one operand has a single one")
-    return Form(first, second, left, right, tuple(Path(*p) for p in attrs["paths"]), attrs["reduce-paths"])
+    return Form(first, second, left, right, tuple(Path(*p) for p in chosen), reduced)
 
 
 def _check_rows(form: Form, a: TensorType, b: TensorType, w: TensorType, edges: Types) -> None:
@@ -250,15 +255,15 @@ class _Tables:
         self.wide = []  # per ranks of a and b: rows, and [rows, components of a · components of b]
         for rank in range(form.first + 1):
             for other in range(form.second + 1):
-                own = [i for i, (n, _) in enumerate(rows) if form.paths[n].first == rank and form.paths[n].second == other]
-                if own:
-                    matrix = torch.zeros(len(own), 2 * rank + 1, 2 * other + 1, dtype=torch.float64)
-                    for at, row in enumerate(own):
+                having = [i for i, (n, _) in enumerate(rows) if form.paths[n].first == rank and form.paths[n].second == other]
+                if having:
+                    matrix = torch.zeros(len(having), 2 * rank + 1, 2 * other + 1, dtype=torch.float64)
+                    for at, row in enumerate(having):
                         n, k = rows[row]
                         for t in terms(form.paths[n]):
                             if t.k == k:
                                 matrix[at, t.i, t.j] = float(t.coefficient)
-                    self.wide.append((rank, other, torch.tensor(own), matrix.reshape(len(own), -1).to(dtype)))
+                    self.wide.append((rank, other, torch.tensor(having), matrix.reshape(len(having), -1).to(dtype)))
 
     def inner(self, torch: Any, c: Any) -> Any:
         """A cotangent of the result [n …] as rows [n size F]."""
@@ -312,7 +317,7 @@ class _Narrow:
 
 
 def _narrow_second(torch: Any, tables: _Tables, a: Any, rows: Any) -> Any:
-    total = None
+    total: Any = None
     for k, (start, stop, low, high) in zip(tables.narrow, tables.groups, strict=True):
         outer = torch.bmm(rows[:, start:stop], a[:, low:high].transpose(1, 2)).reshape(len(a), (stop - start) * (high - low))
         part = torch.matmul(outer, k.t())

@@ -37,14 +37,20 @@ def aligned(index: Index, shape: tuple[int, ...]) -> Index:
     return tuple(Expr() if size == 1 else i for i, size in zip(tail, shape, strict=True))
 
 
-#: op -> order of the axes in memory of its result of four axes [b h t d]: heads lie between positions and their elements
-LAYOUTS = {"attend": (0, 2, 1, 3), "attend-grad": (0, 2, 1, 3)}
+def layout(node: Node) -> tuple[int, ...] | None:
+    """The order of axes in memory of a call's result, None for its own. Attention [b h t d] has heads between positions and
+    their elements; the gradient by a weight that is a transposed matrix lies as that matrix does."""
+    if node.op in ("attend", "attend-grad"):
+        return (0, 2, 1, 3) if node.type.rank == 4 else None
+    if node.op == "linear-cross-entropy-grad" and node.attrs["of"] == 1 and node.inputs[1].op == "transpose":
+        return (1, 0)
+    return None
 
 
 def place_of(node: Node, index: Index) -> Expr:
     """Where an element of a kept tensor lies in memory, in elements."""
-    order = LAYOUTS.get(node.op)
-    if order is None or node.type.rank != len(order):
+    order = layout(node)
+    if order is None:
         return offset(index, node.type.shape)
     return offset(tuple(index[a] for a in order), tuple(node.type.shape[a] for a in order))
 

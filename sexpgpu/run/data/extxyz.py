@@ -133,7 +133,7 @@ class _Reader:
             stress = stress[list(_VOIGT)]
         return Frame(
             self._species([row[places["species"][0]] for row in columns]),
-            self._columns(columns, places, "pos") * self.length,
+            self._vectors(columns, places["pos"], "pos") * self.length,
             cell * self.length,
             periodic,
             None if energy is None else float(energy[0]) * self.energy,
@@ -165,9 +165,10 @@ class _Reader:
         return values
 
     def _columns(self, columns: list[list[str]], places: dict[str, tuple[int, int]], name: str) -> np.ndarray | None:
-        if name not in places:
-            return None
-        start, stop = places[name]
+        return self._vectors(columns, places[name], name) if name in places else None
+
+    def _vectors(self, columns: list[list[str]], place: tuple[int, int], name: str) -> np.ndarray:
+        start, stop = place
         if stop - start != 3:
             self.bad(f"`{name}` has {stop - start} columns, not 3")
         return self._floats([w for row in columns for w in row[start:stop]], f"`{name}`").reshape(-1, 3)

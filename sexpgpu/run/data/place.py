@@ -12,7 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from sexpgpu.diagnostics import fail
+from sexpgpu.diagnostics import fail, printable
 from sexpgpu.run.storage import is_remote, open_storage, split
 
 CHUNK = 1 << 20
@@ -91,8 +91,16 @@ def place(location: str, folder: str | Path = ".") -> Place:
 
 
 def beside(manifest: Place, uri: str) -> Place:
-    """The place of a URI that stands in a manifest: absolute, or relative to the manifest's folder."""
-    if "://" in uri or isinstance(manifest, LocalPlace):
-        return place(uri, manifest.path.parent if isinstance(manifest, LocalPlace) else ".")
+    """The place of a URI that stands in a manifest: absolute, or relative to the manifest's folder.
+
+    A manifest in a bucket names no files of this machine (E-DATA-021): whoever wrote it does not choose what is read here.
+    """
+    if isinstance(manifest, LocalPlace):
+        return place(uri, manifest.path.parent)
+    if is_remote(uri):
+        return place(uri)
+    if "://" in uri or uri.startswith("/"):
+        fail("E-DATA-021", f"the manifest {manifest.text} lies in a bucket and names a file of this machine: {printable(uri)}",
+             help="its shards are s3://… or relative to it")
     folder, slash, _ = manifest.key.rpartition("/")
     return RemotePlace(manifest.bucket, f"{folder}{slash}{uri}")

@@ -9,6 +9,11 @@ from ipaddress import ip_address
 from typing import Any
 from urllib.parse import urlsplit
 
+import boto3
+import botocore.session
+from botocore.config import Config
+from botocore.configprovider import BOTOCORE_DEFAUT_SESSION_VARIABLES, ConfigChainFactory, ConfigValueStore
+
 from sexpgpu.diagnostics import fail
 from sexpgpu.run.storage.ahead import DEPTH
 from sexpgpu.settings import Credentials
@@ -44,11 +49,6 @@ def is_loopback(host: str) -> bool:
 
 def make_client(credentials: Credentials) -> Any:
     """boto3's client of explicit values. Its configuration has constants alone, and its files are empty."""
-    import boto3
-    import botocore.session
-    from botocore.config import Config
-    from botocore.configprovider import BOTOCORE_DEFAUT_SESSION_VARIABLES, ConfigChainFactory, ConfigValueStore
-
     core = botocore.session.Session()
     chains = ConfigChainFactory(session=core, environ={})
     fixed = {"config_file": os.devnull, "credentials_file": os.devnull}

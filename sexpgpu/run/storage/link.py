@@ -14,6 +14,10 @@ from email.utils import parsedate_to_datetime
 from random import uniform
 from typing import Any
 
+from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError, SSLError
+from botocore.exceptions import ConnectionError as NoConnection
+from urllib3.exceptions import HTTPError
+
 from sexpgpu.run.storage import Missing, StorageError, Taken, storage_error
 from sexpgpu.run.storage.client import client_of
 from sexpgpu.settings import Credentials, shown
@@ -94,9 +98,6 @@ class Link:
 
     def send(self, operation: str, key: str | None = None, **arguments: Any) -> dict[str, Any]:
         """One request, once. Transient, UploadGone, or the StorageError that says what is wrong."""
-        from botocore.exceptions import BotoCoreError, ClientError, ConnectionError, HTTPClientError, SSLError
-        from urllib3.exceptions import HTTPError
-
         if key is not None:
             arguments["Key"] = key
         try:
@@ -107,7 +108,7 @@ class Link:
             raise self._refused(error, key) from None
         except SSLError:
             raise self.unreachable("TLS failed: is its certificate one that this machine trusts?") from None
-        except (ConnectionError, HTTPClientError, HTTPError, OSError) as error:  # no connection, none in time, or cut
+        except (NoConnection, HTTPClientError, HTTPError, OSError) as error:  # no connection, none in time, or cut
             raise Transient(in_words(error)) from None
         except (BotoCoreError, ValueError) as error:  # their texts may hold what was to be sent
             raise storage_error(

@@ -13,10 +13,14 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from botocore.exceptions import BotoCoreError
+from urllib3.exceptions import HTTPError
+
 from sexpgpu.diagnostics import fail
 from sexpgpu.run.storage import Buffer, Entry, Missing, StorageError, Taken, storage_error
 from sexpgpu.run.storage.ahead import Ahead
 from sexpgpu.run.storage.client import check_endpoint
+from sexpgpu.run.storage.lease import Lease
 from sexpgpu.run.storage.link import Link, NotOffered, Patience, Transient, UploadGone, in_words
 from sexpgpu.settings import Credentials
 
@@ -161,9 +165,6 @@ class S3Storage:
                 raise
 
     def _receive(self, body: Any, got: bytearray, patience: Patience) -> None:
-        from botocore.exceptions import BotoCoreError
-        from urllib3.exceptions import HTTPError
-
         try:
             for piece in body.iter_chunks(1 << 18):
                 got += piece
@@ -336,8 +337,6 @@ class S3Storage:
             arguments |= {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page.get("NextUploadIdMarker", "")}
 
     def hold(self, owner: Mapping[str, Any], say: Callable[[str], None] = lambda text: None) -> Any:
-        from sexpgpu.run.storage.lease import Lease
-
         return Lease(self, owner, say)
 
 

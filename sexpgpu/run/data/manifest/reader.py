@@ -78,6 +78,7 @@ class Manifested:
     order: list[Shard] = field(default_factory=list)  # those prepared, with `firsts`: the number of their first record
     firsts: list[int] = field(default_factory=list)
     told: set[tuple[str, ...]] = field(default_factory=set)
+    named: set[str] = field(default_factory=set)
     _numbered: set[str] = field(default_factory=set)
     cache: Cache | None = None
 
@@ -140,6 +141,7 @@ class Manifested:
         """Errors: E-DATA-016, 018, 023 … 029, and those of records, each naming the shard."""
         span = self.source.location_span or self.source.span
         missing = [shard for shard in shards if shard.uri not in self.blocks]
+        self._announce(missing)
         try:
             cache = self.cache = self.cache or open_cache(self.say)
             todo = [shard for shard in missing if not self._known(cache, shard)]
@@ -158,6 +160,21 @@ class Manifested:
                 self.firsts.append(self.firsts[-1] + self.order[-1].records if self.order else 0)
                 self.order.append(shard)
         self._tell_cuts(shards)
+
+    def _announce(self, shards: Sequence[Shard]) -> None:
+        """A folder or bucket other than the manifest's is printed before anything in it is opened."""
+        local = isinstance(self.where, LocalPlace)
+        home = self.where.path.parent.resolve() if isinstance(self.where, LocalPlace) else None
+        for shard in shards:
+            where = beside(self.where, shard.uri)
+            if isinstance(where, LocalPlace):
+                folder = where.path.parent.resolve()
+                name = "" if home is not None and folder.is_relative_to(home) else str(folder)
+            else:
+                name = f"s3://{where.bucket}" if local or where.bucket != self.where.bucket else ""  # type: ignore[union-attr]
+            if name and name not in self.named:
+                self.named.add(name)
+                self.say(f"data {self.source.name}: the manifest's shards are read from {printable(name)}")
 
     def _known(self, cache: Cache, shard: Shard) -> bool:
         """Whether the shard's block is in the cache; a file that is gone or has another size is an error even then."""
