@@ -198,16 +198,16 @@ class Side:
 
 
 def best(side: str, name: str, threads: list[int]) -> Side:
-    """The side at the number of threads that is fastest in five slices, each warmed by one."""
+    """The side at the number of threads that is fastest in five slices after a first one."""
     sides = [Side(side, name, n) for n in threads]
     steps = CASES[name].slice
     times: list[list[float]] = [[] for _ in sides]
-    for turn in range(6):
+    for turn in range(6 if len(sides) > 1 else 1):
         for one, seen in zip(sides, times, strict=True):
             seconds = one.seconds(steps)
             if turn:
                 seen.append(seconds[0])
-    found = min(range(len(sides)), key=lambda i: statistics.median(times[i]))
+    found = min(range(len(sides)), key=lambda i: statistics.median(times[i] or [0.0]))
     for i, one in enumerate(sides):
         if i != found:
             one.close()

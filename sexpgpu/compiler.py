@@ -14,7 +14,7 @@ from importlib import import_module, metadata
 from typing import Any
 
 from sexpgpu import __version__
-from sexpgpu.diagnostics import Diagnostic, SexpError, one_or_all
+from sexpgpu.diagnostics import Diagnostic, SexpError, one_or_all, problem
 from sexpgpu.experiment import check as checking
 from sexpgpu.experiment.check import Checked
 from sexpgpu.experiment.load import Loaded, Selection, choose_run, load
@@ -58,6 +58,7 @@ class Stages:
 def stages(loaded: Loaded, run: Run, device: str = "cpu") -> Stages:
     """Traces the run at its micro-batch and says how each graph is made from it."""
     traced = trace_run(loaded.ev, run, run.data.batch // run.accumulate)
+    check_statistics(traced)
     evals = {e.name: e for e in run.evals}
 
     def lower(results: dict[str, Node]) -> dict[str, Node]:
@@ -97,6 +98,18 @@ def step_graphs(staged: Stages) -> Any:
     if run.accumulate == 1:
         return graphs(traced, whole=placed(whole_step(traced, logged=False)))
     return graphs(traced, micro=placed(micro_step(traced, logged=False), "gradient/"), update=placed(update_step(traced, divided=True)))
+
+
+def check_statistics(traced: TracedRun) -> None:
+    """Every statistic is of data that the run or its evaluations use: others are not looked at."""
+    known, run = traced.run.statistics, traced.run
+    for node in postorder(graph_results(traced).values()):
+        if known and node.op == "statistic" and node.attrs["name"] not in known:
+            spans, source = traced.origins.of(node).spans, node.attrs["data"]
+            raise problem(
+                "E-EVAL-107", f"the run `{run.name}` does not use the source `{source}`, of which it takes a statistic", spans[0] if spans else run.span,
+                help=f"an evaluation on it will do: (defeval … :data (graphs {source} …))",
+            )
 
 
 def check_evals(loaded: Loaded, run: Run, traced: TracedRun) -> None:

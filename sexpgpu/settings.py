@@ -466,7 +466,7 @@ def _parse(variable: Variable, text: str, via: str) -> Any:
 
 def _malformed(variable: Variable, text: str, via: str, error: ValueError) -> Diagnostic:
     expected, *rest = error.args
-    shown = text if len(text) <= 200 else text[:200] + "…"
+    shown = re.sub(r"(?<=://)[^/@\s]*@", "***@", text if len(text) <= 200 else text[:200] + "…")
     known = rest[1] if len(rest) > 1 else TARGETS if variable.kind == "targets" else ()
     guess = suggestion(rest[0], known, "values") if rest else ()
     code = "E-ENV-005" if variable.kind == "targets" and rest else "E-ENV-001"

@@ -12,7 +12,7 @@ PACKAGE = ROOT / "sexpgpu"
 
 #: module prefix (path below sexpgpu/) -> libraries it may import inside a function
 OPTIONAL = {
-    "run": {"boto3", "botocore", "rich", "requests", "fcntl", "torch"},
+    "run": {"boto3", "botocore", "rich", "requests", "fcntl", "torch", "pyarrow", "tokenizers"},
     "backends": {"torch", "triton"},
     "flashcart": {"torch", "triton"},
     "cli": {"rich", "torch"},

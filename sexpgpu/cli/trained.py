@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any
 
@@ -72,6 +72,8 @@ def choose(
     if what == "eval":  # the others open no data
         chosen = stage("measured")(chosen, output.say)
     found = checkpoint(what, settings, file, chosen.name)
+    if chosen.data.source.structures:  # the numbers that it was trained with
+        chosen = replace(chosen, statistics=chosen.statistics | found.manifest.statistics())
     traced = compiler.train_graph(loaded, chosen)
     compiler.check_evals(loaded, chosen, traced)
     operations = compiler.flops(compiler.whole_step(traced, logged=False))

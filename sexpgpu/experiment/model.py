@@ -104,12 +104,14 @@ class Batches:
     context: int | None = None
     stride: int | None = None
     buckets: int = 1
+    parts: int = 1  # micro-batches of one batch; `graphs` packs each alone
     capacities: tuple[tuple[int, int, int], ...] = ()  # structures, atoms, edges of each size, from a scan, ascending
 
     @property
     def capacity(self) -> tuple[int, int, int]:
-        """Structures, atoms and edges of the largest packed batch. The last structure and atom are never real."""
-        return self.capacities[-1] if self.capacities else (self.batch + 1, self.batch * NOMINAL[0] + 1, self.batch * NOMINAL[1])
+        """Structures, atoms and edges of the largest packed micro-batch. The last structure and atom are never real."""
+        size = self.batch // self.parts
+        return self.capacities[-1] if self.capacities else (size + 1, size * NOMINAL[0] + 1, size * NOMINAL[1])
 
     @property
     def fields(self) -> tuple[Field, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from sexpgpu.diagnostics import suggestion
@@ -95,10 +96,9 @@ def read_run(ev: Any, form: ListForm, env: Any, sources: dict[str, DataSource], 
     if not isinstance(value["optimizer"], Optimizer | ByPath):
         raise ev.error("E-EVAL-103", "defrun: :optimizer needs an optimizer with its settings", given["optimizer"].form, help="for example (adamw :lr 1e-3)")
     data = batches(ev, given["data"].form, env, sources, training=True)
-    if data.source.structures and value["accumulate"] > 1:
-        raise ev.error("E-EVAL-115", "packed structures in several micro-batches are not in this version yet", given["accumulate"].form, help="leave :accumulate out, and take a smaller :batch")
     if data.batch % value["accumulate"]:
         raise ev.error("E-RUN-104", f":accumulate {value['accumulate']} does not divide :batch {data.batch}", given["accumulate"].form, help="choose a divisor of the batch")
+    data = replace(data, parts=value["accumulate"])
     chosen = tuple(evals.values())
     if value["evals"] is not None:
         for name in value["evals"]:

@@ -9,6 +9,7 @@ from sexpgpu.diagnostics import suggestion
 from sexpgpu.experiment.model import DataSource
 from sexpgpu.experiment.schema import Given, Key, value_of
 from sexpgpu.forms import ListForm, Symbol
+from sexpgpu.lisp.tensors import origin
 from sexpgpu.lisp.values import Tensor
 from sexpgpu.ops import build
 
@@ -71,4 +72,5 @@ def statistic(ev: Any, form: ListForm, env: Any, sources: dict[str, DataSource])
         what = f"the source `{source}` has no statistic `{name}`" if known else f"`{sources[source].format}` has no statistics in this version"
         raise ev.error("E-EVAL-107", what, form.items[2], help=suggestion(str(name), known, "statistics"))
     shape = (len(sources[source].options["elements"]),) if known[name] else ()
-    return Tensor(build("statistic", name=f"{source}/{name}", data=source, shape=shape))
+    with ev.provenance.origins.at(origin(ev, form.span)):
+        return Tensor(build("statistic", name=f"{source}/{name}", data=source, shape=shape))

@@ -110,4 +110,16 @@ OPS = (
         differentiable=False,
         example="(matmul-f32 a b)",
     ),
+    Op(
+        "matmul-bias",
+        "matmul plus a row: bf16 or f16 operands, summed in f32 and rounded once.",
+        ("a", "b", "bias"),
+        lambda types, attrs: _infer(types[:2], attrs),
+        lambda torch, node, args: (torch.matmul(args[0].float(), args[1].float()) + args[2].float()).to(args[0].dtype),
+        _cost,
+        Lowering("contraction"),
+        lisp=False,
+        differentiable=False,
+        example="(matmul-bias a b bias)",
+    ),
 )

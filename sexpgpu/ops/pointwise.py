@@ -356,7 +356,8 @@ _FUNCTIONS = (
         "The gradient of gelu: ct · (Φ(x) + x φ(x)).",
         "x ct",
         "gelu_grad({0}, {1})",
-        lambda torch, node, args: torch.ops.aten.gelu_backward(args[1], args[0]),
+        # torch's does not broadcast, and a simplified ct may
+        lambda torch, node, args: torch.ops.aten.gelu_backward(*reversed(torch.broadcast_tensors(*args))),
         _gelu_grad_derivative,
         lisp=False,
         flops=30,

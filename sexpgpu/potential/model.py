@@ -105,9 +105,8 @@ class Potential:
                 wanted[kind, str(spec.node.attrs["path"])] = key
         state = load_state(found)
         bound = {leaf: state[key].to(self.dtype) if state[key].is_floating_point() else state[key] for leaf, key in wanted.items()}
-        for source, facts in found.manifest.data.items():
-            for name, value in facts.get("statistics", {}).items():
-                bound["statistic", f"{source}/{name}"] = torch.tensor(value, dtype=self.dtype)
+        for name, value in found.manifest.statistics().items():
+            bound["statistic", name] = torch.tensor(value, dtype=self.dtype)
         return bound
 
     # --- a calculation

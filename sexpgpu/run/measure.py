@@ -30,7 +30,7 @@ def measured(run: Run, say: Callable[[str], None] = lambda text: None) -> Run:
             return batches
         data = opened[batches.source.name]
         rows = data.rows(batches.split, batches.span)
-        return replace(batches, capacities=capacities(data, rows, batches.batch, batches.buckets))
+        return replace(batches, capacities=capacities(data, rows, batches.batch // batches.parts, batches.buckets))
 
     found: dict[str, Any] = {}
     for name, data in opened.items():

@@ -17,7 +17,7 @@ from sexpgpu.run.autopsy.examine import Case, examine
 from sexpgpu.run.best import Best
 from sexpgpu.run.bind import BoundData, bind
 from sexpgpu.run.checkpoints.compare import Comparison, Identity, compare, refuse
-from sexpgpu.run.checkpoints.find import Choice, Wanted, choose
+from sexpgpu.run.checkpoints.find import Choice, Wanted, choose, refuse_taken
 from sexpgpu.run.checkpoints.manifest import Manifest, trajectory_hash
 from sexpgpu.run.checkpoints.store import Store, load, saved_schema
 from sexpgpu.run.checkpoints.tensors import HostCopy
@@ -108,6 +108,8 @@ class _Session:
         trajectory |= component(plan.run, self.weights, manifest)
         if choice.location is not None:
             self.store = Store(choice.location, {"run_id": self.run_id, "slug": self.slug}, self.note)
+            if choice.fork or options.resume is None:
+                refuse_taken(choice.location)  # again, now that nobody else can write there
         self._open_metrics(choice, trajectory)
         if not options.quiet:
             self.listeners.append(progress_for(self.stream))

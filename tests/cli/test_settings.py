@@ -304,3 +304,15 @@ def test_the_page_and_the_record_agree_both_ways() -> None:
     assert {f"{level}AWS_{name}" for level in levels for name in FOUR} <= set(record)
     settings = load({})
     assert len(settings.values) == len(VARIABLES)
+
+
+@pytest.mark.parametrize("text", ["metrics.041.io", "http://metrics.041.io", "https://h/api", "https://h?x=1", "https://me:secret@h", "ftp://h", "https://",
+                                  "https://h:0", "https://h:port", "http://127.0.0.1.evil.example"])
+def test_origins_that_are_none(text: str) -> None:
+    problems = read({"SYVAIN_METRICS_HOST": text}).problems
+    assert [d.code for d in problems] == ["E-ENV-001"] and "secret" not in problems[0].message
+
+
+@pytest.mark.parametrize("text", ["https://metrics.041.io", "https://h:8443/", "http://127.0.0.1:80", "http://localhost:9", "http://[::1]:9", " https://h\n"])
+def test_origins(text: str) -> None:
+    assert load({"SYVAIN_METRICS_HOST": text}).syvain_metrics_host == text.strip().rstrip("/")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from sexpgpu.cli.main import perform
 from sexpgpu.run.checkpoints.export import export
 from sexpgpu.run.checkpoints.find import Found
 from sexpgpu.run.checkpoints.manifest import read_manifest
+from sexpgpu.run.storage.file import open_folder
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -117,11 +119,13 @@ def test_export_of_what_is_no_checkpoint(made: Made, here: Here, tmp_path: Path)
 def test_export_of_averages(made: Made, here: Here, tmp_path: Path) -> None:
     none = here("export", str(made.checkpoint), str(tmp_path / "o"), "--weights", "ema")
     assert none.returncode == 2 and "E-CKPT-036" in none.stderr
-    manifest = read_manifest(made.checkpoint)
+    manifest = read_manifest(open_folder(str(made.checkpoint)))
     raw, mean = torch.tensor([1.0, 2.0]), torch.tensor([0.5, 0.25])
     tensors = {name: raw.clone() for name in ("param/a", "param/b", "opt/m/a", "state/c")} | {"ema/a": mean}
     save_file(tensors, tmp_path / "part")
-    found = Found(tmp_path, replace(manifest, files=[{"name": "part"}]))
+    data = (tmp_path / "part").read_bytes()
+    part = {"name": "part", "size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    found = Found(open_folder(str(tmp_path)), replace(manifest, files=[part]))
     for averaged, first in ((False, raw), (True, mean)):
         export(found, tmp_path / "out", force=True, averaged=averaged)
         written = load_file(tmp_path / "out")

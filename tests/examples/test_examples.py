@@ -23,7 +23,6 @@ SHIPPED = {
     "digits": ([], {"loss", "accuracy"}),
     "own_optimizer": ([], {"loss", "accuracy"}),
     "pinn": ([], {"loss", "distance"}),
-    "potential": ([], {"force-error", "relative-force-error", "energy-error-per-atom"}),
     "vae": ([], {"loss", "reconstruction", "divergence"}),
     "potential": ([], {"force-error", "relative-force-error", "energy-error-per-atom"}),
 }

@@ -20,12 +20,15 @@ from sexpgpu import compiler
 from sexpgpu.diagnostics import SexpError, problem
 from sexpgpu.experiment.model import KeepBest
 from sexpgpu.run.best import Best
+from sexpgpu.run.checkpoints import manifest as manifests
 from sexpgpu.run.checkpoints.export import export
 from sexpgpu.run.checkpoints.find import at_path
-from sexpgpu.run.checkpoints.manifest import Torn, read_manifest
+from sexpgpu.run.checkpoints.manifest import Torn
+from sexpgpu.run.checkpoints.store import Store
 from sexpgpu.run.events import EvalDone
 from sexpgpu.run.options import RunOptions, RunPlan
 from sexpgpu.run.session import execute
+from sexpgpu.run.storage.file import open_folder
 from sexpgpu.run.trained import evaluations
 
 EVAL = "(defeval valid :data (batches d :split valid :batch 8) :every {every} :metrics ((loss f)))"
@@ -67,6 +70,10 @@ def steps(folder: Path) -> set[int]:
 
 
 # --- :keep-best
+
+
+def read_manifest(folder):
+    return manifests.read_manifest(open_folder(str(folder)))
 
 
 def rising(keys: str, rate: str = "-1.0", every: int = 2) -> str:
@@ -114,7 +121,7 @@ def test_only_finite_improvements_are_the_best():
     assert best.take(done(2, 3.0)) and not best.take(done(3, 3.0)) and not best.take(done(3, float("nan")))
     assert not best.take(done(3, 1.0, "other"))
     assert best.take(done(4, 2.0))
-    best.undo()
+    best.lost(4)
     record = best.record()
     assert (record["step"], record["value"]) == (2, 3.0)
     assert not Best(KeepBest("valid", "loss"), record).take(done(5, 3.5))
@@ -122,16 +129,14 @@ def test_only_finite_improvements_are_the_best():
 
 
 def test_a_best_that_is_not_written_is_not_the_best(tmp_path, monkeypatch):
-    from sexpgpu.run import session
+    real = Store.save
 
-    real = session.save
-
-    def save(store, state, manifest, keep):
+    def save(store, state, manifest, keep, cancel):
         if manifest.step == 2:
             raise problem("E-CKPT-012", "full", exit_code=3)
-        return real(store, state, manifest, keep)
+        return real(store, state, manifest, keep, cancel)
 
-    monkeypatch.setattr(session, "save", save)
+    monkeypatch.setattr(Store, "save", save)
     said = go(tmp_path, rising(":keep-best (valid loss) :keep 1"), "ck")
     assert "E-CKPT-012" in said and steps(tmp_path / "ck") == {4, 10}
     assert read_manifest(tmp_path / "ck" / "step-10").best["step"] == 4  # worse than step 2, whose weights are lost

@@ -150,3 +150,15 @@ def test_buffers_are_freed_after_their_last_use():
     y = build("exp", build("sin", build("exp", a)))
     source, _ = emit.emit({"y": y}, [a])
     assert source.count("del ") == 3
+
+
+def test_the_gradient_of_gelu_takes_a_cotangent_that_broadcasts():
+    """Found by fuzzing: torch's gelu_backward fails, or worse, where the shapes differ."""
+    x = build("input", name="x", dtype="f32", shape=(2, 8), batch=True)
+    for shape in ((2, 1), (8,), ()):
+        ct = build("input", name="ct", dtype="f32", shape=shape, batch=False)
+        node = build("gelu-grad", x, ct)
+        values = {x: torch.linspace(-2, 2, 16).reshape(2, 8), ct: torch.linspace(1, 3, ct.type.size).reshape(shape)}
+        wide = values[ct].expand(2, 8).contiguous()
+        got = Executable({"g": node}).run(values)["g"]
+        assert torch.allclose(got, torch.ops.aten.gelu_backward(wide, values[x]))

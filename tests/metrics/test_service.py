@@ -293,6 +293,27 @@ def test_two_runs_into_one_spool_are_refused(fake, tmp_path):
     assert not held.exists()
 
 
+def test_a_file_that_is_deleted_while_the_run_goes_on(fake, tmp_path, monkeypatch):
+    """What the thread had open still arrives; where it cannot, the run says so and ends as it would have."""
+    for answer, word in ((None, ""), (error(503), "is gone")):
+        monkeypatch.setattr(module, "END_SECONDS", 1.0)
+        specs = parse_targets(f"syvain,jsonl:{tmp_path}/m.jsonl")
+        targets = open_targets(specs, RUN, None, service=service(fake.url, tmp_path), slug="s")
+        fake.hooks[:] = [lambda a, answer=answer: answer if "/experiments/" in a.path else None]
+        for target in targets:
+            target.write({**run_record("start"), "run_id": RUN, "time": 1.0})
+        (tmp_path / "m.jsonl").unlink()
+        for target in targets:
+            target.close()
+        assert word in targets[-1].trouble and bool(word) == bool(targets[-1].trouble)
+
+
+def test_a_run_that_never_starts_leaves_nothing(fake, tmp_path):
+    (target,) = open_targets(parse_targets("syvain"), RUN, None, service=service(fake.url, tmp_path), slug="s")
+    target.close()
+    assert fake.experiments == {} and list((tmp_path / "state/sexpgpu/spool").iterdir()) == [] and not target.trouble
+
+
 # -- push
 
 

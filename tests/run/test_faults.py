@@ -255,3 +255,20 @@ def test_two_writers(tmp_path, capsys):
     finally:
         store.close()
     assert run(tmp_path) == 0
+
+
+def test_a_run_that_ended_while_another_one_started(tmp_path, monkeypatch, capsys):
+    """The second one saw an empty location; when it may write there, there are checkpoints of the first one."""
+    write(tmp_path)
+    session = _resolve("sexpgpu.run.session")
+    real = session.Store
+
+    def late(location, owner, say):
+        monkeypatch.setattr(session, "Store", real)
+        assert run(tmp_path, "--steps", "3") == 0
+        return real(location, owner, say)
+
+    monkeypatch.setattr(session, "Store", late)
+    assert run(tmp_path) in (2, 3)
+    assert "E-CKPT-007" in capsys.readouterr().err
+    assert steps(tmp_path) == [3]

@@ -108,17 +108,23 @@ def _gpu_blocks(kind: str, rows: int, columns: int, sums: bool) -> Blocks:
         return Blocks(1, wide, min(8 * processors, -(-size // wide)), 8 if wide > 1024 else 4)
     if kind == "rows":
         wide = next_power(columns)
+        if sums:
+            high = max(1, min(next_power(rows), 1024 // wide))
+            return Blocks(high, wide, min(4 * processors, -(-rows // high)), _warps(high * wide, 256), 3)
         high = max(1, min(next_power(rows), 2048 // wide))
-        warps = 4 if high * wide <= 2048 else 8 if wide <= 4096 else 16
-        if high * wide <= 256:
-            warps = 1
-        return Blocks(high, wide, min(2 * processors, -(-rows // high)) if sums else 1, warps)
+        return Blocks(high, wide, 1, _warps(high * wide, 1024 if wide <= 2048 else 512))
     if kind == "long":  # few rows at once, so that the second pass finds its row in the cache
-        return Blocks(1, min(16384, next_power(columns)), 1, 32)
-    wide = min(128, next_power(columns))
+        return Blocks(1, min(4096, next_power(columns)), 1, 8)
+    wide = min(64, next_power(columns))
     high = max(1, min(next_power(rows), 4096 // wide))
     across = -(-columns // wide)
-    return Blocks(high, wide, max(1, min(-(-rows // high), -(-4 * processors // across))), 4)
+    blocks = -(-rows // high)
+    return Blocks(high, wide, max(1, min(blocks, -(-16 * processors // across))), 4, 3 if blocks > 4 else 1)
+
+
+def _warps(elements: int, each: int) -> int:
+    """Warps that take `each` elements apiece: 1 to 16."""
+    return max(1, min(16, next_power(elements // each)))
 
 
 def kernel_name(kernel: Kernel, origins: Origins | None) -> str:

@@ -139,6 +139,8 @@ class Bound:
         if self._owed:
             self.work.append(self._finish())
         for name, node in compiled.results.items():
+            if node.op == "constant":
+                self.value(node)
             if name in into and compiled.placed.get(node) != name:
                 self.work.append(partial(self._copy, into[name], node))
         self.into = dict(into)
@@ -187,9 +189,9 @@ class Bound:
 
     def value(self, node: Node) -> torch.Tensor:
         """The tensor of a kept node, or of a constant."""
-        if node.op == "constant":
+        if node.op == "constant" and node not in self.values:  # made before anything is captured
             with torch.device(self.device):
-                return table()["constant"].reference(torch, node, [])
+                self.values[node] = table()["constant"].reference(torch, node, [])
         tensor = self.values[node]
         order = layout(node)
         return tensor if order is None else tensor.permute(order)  # every order of two swapped axes undoes itself
@@ -200,6 +202,9 @@ class Bound:
 
     def _call(self, number: int, launch: Call) -> Callable[[], None]:
         node = launch.node
+        for operand in launch.operands:
+            if operand.base.op == "constant":
+                self.value(operand.base)
         function = library.OUT.get(node.op)
         dead = self._last.get(number, [])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from sexpgpu.backends.cuda.prelude import finite_or_zero, from_bf16, maximum, row_max, to_bf16
+from sexpgpu.backends.cuda.prelude import finite_or_zero, from_bf16, to_bf16
 
 
 @triton.jit
@@ -26,7 +26,7 @@ def finish(table, PARTS: tl.constexpr, WIDE: tl.constexpr):
 
 
 @triton.jit
-def entropy_rows(logits, labels, ct, losses, CLASSES: tl.constexpr, WIDE: tl.constexpr, LOW: tl.constexpr, GRAD: tl.constexpr):
+def entropy_rows(logits, labels, ct, losses, CLASSES: tl.constexpr, WIDE: tl.constexpr, LOW: tl.constexpr, GRAD: tl.constexpr, STAGES: tl.constexpr):
     """A row of logits [n classes] a program: its loss, and over the logits their gradient times ct. `LOW`: bf16.
 
     One pass for the maximum and the sum below it, one (from the cache) for the gradient.
@@ -36,17 +36,17 @@ def entropy_rows(logits, labels, ct, losses, CLASSES: tl.constexpr, WIDE: tl.con
     label = tl.load(labels + row)
     top = tl.full((1, 1), float("-inf"), tl.float32)
     total = tl.zeros((1, WIDE), tl.float32)
-    for start in range(0, CLASSES, WIDE):
+    for start in tl.range(0, CLASSES, WIDE, num_stages=STAGES):
         c = start + tl.arange(0, WIDE)[None, :]
         x = tl.load(base + c, mask=c < CLASSES, other=float("-inf"))
         if LOW:
             x = from_bf16(x)
-        new = maximum(top, row_max(x, 1))
+        new = tl.maximum(top, tl.max(x, axis=1, keep_dims=True))  # a NaN reaches the sum
         shift = finite_or_zero(new)
         total = total * tl.exp(finite_or_zero(top) - shift) * (top > float("-inf")).to(tl.float32) + tl.exp(x - shift)
         top = new
     shift = finite_or_zero(top)
-    lse = shift + tl.log(tl.sum(total, axis=1, keep_dims=True)) + (top - top) * 0.0
+    lse = shift + tl.log(tl.sum(total, axis=1, keep_dims=True))
     one = tl.zeros((1, 1), tl.int32)
     picked = tl.load(base + label + one)
     if LOW:
@@ -54,7 +54,7 @@ def entropy_rows(logits, labels, ct, losses, CLASSES: tl.constexpr, WIDE: tl.con
     tl.store(losses + row + one, lse - picked)
     if GRAD:
         scale = tl.load(ct + row + one)
-        for start in range(0, CLASSES, WIDE):
+        for start in tl.range(0, CLASSES, WIDE, num_stages=STAGES):
             c = start + tl.arange(0, WIDE)[None, :]
             x = tl.load(base + c, mask=c < CLASSES, other=0.0)
             if LOW:

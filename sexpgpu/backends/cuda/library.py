@@ -46,6 +46,15 @@ def matmul(node: Node, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> N
         torch.matmul(a, b, out=out)
 
 
+def matmul_bias(node: Node, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor, out: torch.Tensor) -> None:
+    """The product plus a row, added to the sums before they are rounded where the library takes it so."""
+    flat = a if a.dim() == 2 else _rows(a)
+    if out.device.type == "cpu" or flat is None:
+        out.copy_(table()[node.op].reference(torch, node, [a, b, bias]))
+        return
+    torch.addmm(bias, flat, b, out=out.view(-1, out.shape[-1]))
+
+
 def _masked(node: Node, device: torch.device, keys: int, masks: list[Any]) -> Any:
     """The mask that torch's attention takes, or None."""
     causal, window = node.attrs["causal"], node.attrs["window"]
@@ -157,7 +166,7 @@ class Heads:
         logits = torch.empty((step, classes), dtype=x.dtype, device=x.device)
         losses = torch.empty(rows, dtype=torch.float32, device=x.device)
         low = x.dtype != wide
-        block, warps = min(16384, 1 << (classes - 1).bit_length()), 32
+        block, warps = min(4096, 1 << (classes - 1).bit_length()), 8
         by_x = by_weight = None
         if ct is not None:
             ct = ct.reshape(-1).contiguous()
@@ -169,7 +178,7 @@ class Heads:
             part, piece = logits[: stop - start], x[start:stop]
             torch.mm(piece, weight, out=part)
             given = losses if ct is None else ct[start:]
-            entropy_rows[(stop - start,)](part, labels[start:], given, losses[start:], classes, block, low, ct is not None, num_warps=warps)
+            entropy_rows[(stop - start,)](part, labels[start:], given, losses[start:], classes, block, low, ct is not None, 3, num_warps=warps)
             if ct is None:
                 continue
             torch.mm(part, weight.T, out=by_x[start:stop])
@@ -183,7 +192,7 @@ class Heads:
         return [by_x, by_weight, losses]
 
 
-OUT: dict[str, Callable[..., None]] = {"matmul": matmul, "matmul-f32": matmul}
+OUT: dict[str, Callable[..., None]] = {"matmul": matmul, "matmul-f32": matmul, "matmul-bias": matmul_bias}
 
 
 class Library:

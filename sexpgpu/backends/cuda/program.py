@@ -26,20 +26,47 @@ from sexpgpu.ops.philox import draw_key
 ALIVE = "//alive"  # no parameter's path
 
 
+class InFlight:
+    """Scalars on their way to the host."""
+
+    def __init__(self, names: Mapping[str, int], values: torch.Tensor, event: Any):
+        self.names, self.values, self.event = names, values, event
+
+    def wait(self) -> None:
+        if self.event is not None:
+            self.event.synchronize()
+
+    def read(self) -> dict[str, float]:
+        self.wait()
+        return dict(zip(self.names, self.values[: len(self.names)].tolist(), strict=True))
+
+
 class Report:
     """The scalars of a step, side by side in one tensor: one copy brings them to the host."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype, size: int = 4096):
         self.values = torch.zeros(size, dtype=dtype, device=device)
         self.names: dict[str, int] = {}
+        self.hosts: dict[int, torch.Tensor] = {}
 
     def place(self, name: str) -> torch.Tensor:
         number = self.names.setdefault(name, len(self.names))
         return self.values[number]
 
+    def send(self, turn: int = 0) -> InFlight:
+        """Begins the copy into the pinned memory of this turn."""
+        count = len(self.names)
+        if self.values.device.type != "cuda":
+            return InFlight(self.names, self.values[:count].clone(), None)
+        if turn not in self.hosts:
+            self.hosts[turn] = torch.empty(count, dtype=self.values.dtype, pin_memory=True)
+        self.hosts[turn].copy_(self.values[:count], non_blocking=True)
+        event = torch.cuda.Event()
+        event.record()
+        return InFlight(self.names, self.hosts[turn], event)
+
     def read(self) -> dict[str, float]:
-        found = self.values[: len(self.names)].tolist()
-        return dict(zip(self.names, found, strict=True))
+        return self.send().read()
 
 
 class Replay:
@@ -89,7 +116,9 @@ class CudaProgram:
         self._known = {source: self.values[name] for name, source in self.full.items()}
         self._known |= {source_of(leaf): self._arena.place(name) for name, leaf in self._arena.flat.homes.items()}
         self._fields: dict[str, torch.Tensor] = {}
-        self._pinned: dict[str, torch.Tensor] = {}
+        self._pinned: dict[tuple[int, str], torch.Tensor] = {}
+        self._turn = 0
+        self._flight: dict[int, InFlight] = {}
         self._weights = {e.name: e.weights for e in self.config.evals}
         self._evals: dict[tuple[str, int], Any] = {}
         self._steps: dict[bool, tuple[Replay, Report]] = {}
@@ -285,15 +314,16 @@ class CudaProgram:
             tensor.copy_(saved[name])
         self._restart(step)
 
-    def _take(self, batch: Mapping[str, Any]) -> None:
+    def _take(self, batch: Mapping[str, Any], turn: int) -> None:
+        """The batch into the device's fields, by way of pinned memory of this turn."""
         for name, array in batch.items():
             tensor = self._host(array)
             if name not in self._fields:
                 self._fields[name] = torch.empty(tensor.shape, dtype=tensor.dtype, device=self.place)
             if self.place.type == "cuda":
-                if name not in self._pinned:
-                    self._pinned[name] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-                tensor = self._pinned[name].copy_(tensor)  # the step before was waited for
+                if (turn, name) not in self._pinned:
+                    self._pinned[turn, name] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+                tensor = self._pinned[turn, name].copy_(tensor)
             self._fields[name].copy_(tensor, non_blocking=True)
 
     def _host(self, array: Any) -> torch.Tensor:
@@ -302,13 +332,27 @@ class CudaProgram:
 
     def step(self, batch: Mapping[str, Any], logged: bool) -> Result:
         """One optimizer step over a whole batch."""
-        with torch.inference_mode():
-            self._take(batch)
+        return self.collect(self.launch(batch, logged))
+
+    def launch(self, batch: Mapping[str, Any], logged: bool) -> InFlight:
+        """Sends a step to the device. Two may be in flight; `collect` them in order. Where one is not finite, those after it change
+        nothing."""
+        turn = self._turn = (self._turn + 1) % 2
+        with torch.no_grad():
+            before = self._flight.get(turn)
+            if before is not None:
+                before.wait()
+            self._take(batch, turn)
             if logged not in self._steps:
                 self._steps[logged] = self._build_step(logged)
             replay, report = self._steps[logged]
             replay.run()
-            return self._result(report.read())
+            self._flight[turn] = report.send(turn)
+        return self._flight[turn]
+
+    def collect(self, flight: InFlight) -> Result:
+        """The scalars of a step that was launched; waits for it alone."""
+        return self._result(flight.read())
 
     def _result(self, found: dict[str, float]) -> Result:
         parts = self.config.accumulate

@@ -118,7 +118,9 @@ _STEPS: dict[str, Callable[[Node], Step | None]] = {
     "relu-grad": lambda node: (
         Step((node,), node.inputs, "threshold_backward({1}, {0}, 0)", True) if node.type.is_float else None
     ),
-    "gelu-grad": lambda node: Step((node,), node.inputs, "gelu_backward({1}, {0})", True),
+    "gelu-grad": lambda node: (  # it does not broadcast
+        Step((node,), node.inputs, "gelu_backward({1}, {0})", True) if all(_like(x, node) for x in node.inputs) else None
+    ),
     "cast": lambda node: Step((node,), node.inputs, f"{{0}}.to(dtype_{node.type.dtype})"),
 }
 

@@ -187,10 +187,12 @@ class InterpreterProgram:
 
     # --- steps ---
 
-    def _fields(self, batch: Mapping[str, Any], rows: slice | None = None) -> dict[str, Any]:
+    def _fields(self, batch: Mapping[str, Any], part: int = 0, parts: int = 1) -> dict[str, Any]:
+        """The batch's fields, or those of one of so many equal parts."""
         fields = {}
         for name, array in batch.items():
-            tensor = torch.from_numpy(np.ascontiguousarray(array if rows is None else array[rows]))
+            size = len(array) // parts
+            tensor = torch.from_numpy(np.ascontiguousarray(array if parts == 1 else array[part * size : (part + 1) * size]))
             fields[name] = tensor.to(self.dtype) if tensor.dtype == torch.float32 else tensor
         return fields
 
@@ -202,10 +204,9 @@ class InterpreterProgram:
         with torch.inference_mode():
             forward, size, parts = self._fitting(batch, logged), self.traced.samples, []
             for part in range(self.config.accumulate):
-                rows = slice(part * size, (part + 1) * size) if self.config.accumulate > 1 else None
                 context = StepContext(self.config.seed, self.updates, part * size, size, self._ahead)
                 self._draw_ahead(part)
-                values = self._run(forward, self._fields(batch, rows), context)
+                values = self._run(forward, self._fields(batch, part, self.config.accumulate), context)
                 parts.append(dict(zip(forward.executable.names, values, strict=True)))
                 if self.config.accumulate > 1:
                     self._add_gradients(part)
@@ -214,9 +215,11 @@ class InterpreterProgram:
     def _fitting(self, batch: Mapping[str, Any], logged: bool) -> Bound:
         """The graph of the batch's capacity; each but the largest is compiled when it first comes."""
         data = self.config.data
-        if not data.source.structures or capacity_of(batch) == data.capacity:
+        if not data.source.structures:
             return self._forward[logged]
-        capacity = capacity_of(batch)
+        capacity = capacity_of(batch, self.config.accumulate)
+        if capacity == data.capacity:
+            return self._forward[logged]
         return self._graph((capacity, logged), lambda: self._bound_forward(logged, self.staged.at(capacity)))
 
     def _run(self, bound: Bound, fields: Mapping[str, Any], context: StepContext) -> tuple[Any, ...]:
@@ -298,9 +301,9 @@ class InterpreterProgram:
         self._ahead.close()
 
 
-def capacity_of(batch: Mapping[str, Any]) -> tuple[int, int, int]:
-    """Structures, atoms and edges that a packed batch has room for."""
-    return len(batch["graph-mask"]), len(batch["atom-mask"]), len(batch["edge-mask"])
+def capacity_of(batch: Mapping[str, Any], parts: int = 1) -> tuple[int, int, int]:
+    """Structures, atoms and edges that each part of a packed batch has room for."""
+    return len(batch["graph-mask"]) // parts, len(batch["atom-mask"]) // parts, len(batch["edge-mask"]) // parts
 
 
 def _path(spec: Any) -> str:

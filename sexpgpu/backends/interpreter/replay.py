@@ -59,7 +59,7 @@ def parts(graphs: StepGraphs, state: Mapping[str, torch.Tensor], updates: int, b
     sums: dict[str, torch.Tensor] = {}
     size, count = graphs.traced.samples, run.accumulate
     for i in range(count):
-        rows = {name: values[i * size : (i + 1) * size] for name, values in batch.items()}
+        rows = {name: values[i * len(values) // count : (i + 1) * len(values) // count] for name, values in batch.items()}
         values = bound | _fields(rows, dtype)
         yield _part(f"micro-batch {i + 1} of {count}", graphs.micro, values, run.seed, updates, i * size, sums)
     gradients: dict[tuple[str, str], Any] = {("gradient", n.removeprefix("gradient/")): t for n, t in sums.items() if n.startswith("gradient/")}

@@ -21,7 +21,31 @@ MOVES = ("reshape", "transpose", "slice", "squeeze", "expand-dims", "flip")
 def decompose(results: Mapping[str, Node], origins: Origins | None = None) -> dict[str, Node]:
     """The graph without composites. Runs after gradients are expanded and precision is applied."""
     found = {name: _wide(node) for name, node in rewrite(results, _rule, origins).items()}
-    return _transposed(found, origins)
+    return _biased(_transposed(found, origins), origins)
+
+
+def _biased(results: Mapping[str, Node], origins: Origins | None) -> dict[str, Node]:
+    """cast(cast(matmul) + row) of a product that nothing else reads, as one product with its row: the library adds it."""
+    readers: dict[Node, int] = {}
+    for node in postorder(results.values()):
+        for operand in node.inputs:
+            readers[operand] = readers.get(operand, 0) + 1
+    kept = set(results.values())
+
+    def rule(node: Node, inputs: tuple[Node, ...]) -> Node | None:
+        added = node.inputs[0] if node.op == "cast" else node
+        if node.op != "cast" or node.type.dtype not in ("bf16", "f16") or added.op != "+" or readers[added] > 1:
+            return None
+        for number in (0, 1):
+            wide, row = added.inputs[number], added.inputs[1 - number]
+            product = wide.inputs[0] if wide.op == "cast" else wide
+            alone = product not in kept and readers.get(wide) == 1 and readers.get(product) == 1
+            if product.op == "matmul" and product.type.dtype == node.type.dtype and alone and row.type.shape == product.type.shape[-1:] and product.inputs[1].type.rank == 2:
+                a, b = inputs[0].inputs[number].inputs[0].inputs
+                return build("matmul-bias", a, b, build("cast", inputs[0].inputs[1 - number], dtype=node.type.dtype))
+        return None
+
+    return rewrite(results, rule, origins)
 
 
 def _transposed(results: Mapping[str, Node], origins: Origins | None) -> dict[str, Node]:

@@ -67,7 +67,7 @@ def choose(wanted: Wanted) -> Choice:
     location = absolute(wanted.location, wanted.folder) if wanted.location else None
     if wanted.resume is None:
         if location is not None and "{slug}" not in location:
-            _refuse_taken(location)
+            refuse_taken(location)
         return Choice(None, location)
     if wanted.resume == "latest":
         if location is None:
@@ -82,7 +82,7 @@ def choose(wanted: Wanted) -> Choice:
         _refuse_older(found, filled)
         return Choice(found, filled)
     if "{slug}" not in location:
-        _refuse_taken(location)
+        refuse_taken(location)
     return Choice(found, location, fork=True)
 
 
@@ -210,7 +210,8 @@ def _same(one: str, other: str) -> bool:
     return Path(one).resolve() == Path(other).resolve()
 
 
-def _refuse_taken(location: str) -> None:
+def refuse_taken(location: str) -> None:
+    """E-CKPT-007 where checkpoints lie that the run which is to begin there did not come from."""
     found, _ = whole(location)
     if found:
         slug = found[0].manifest.slug

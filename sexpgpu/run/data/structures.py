@@ -128,15 +128,18 @@ class Packed:
     rows: np.ndarray
     capacities: tuple[Capacity, ...]
     cutoff: float
+    parts: int = 1  # micro-batches, each packed alone, all into one capacity
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def take(self, index: np.ndarray) -> dict[str, np.ndarray]:
-        rows = self.rows[index]
-        atoms, edges = int(self.data.atoms(rows).sum()), int(self.data.edges(rows).sum())
+        parts = np.split(self.rows[index], self.parts)
+        atoms, edges = (max(int(sizes(rows).sum()) for rows in parts) for sizes in (self.data.atoms, self.data.edges))
         fits = [c for c in self.capacities if atoms < c[1] and edges <= c[2]]
-        return pack(self.data, rows, fits[0] if fits else _rounded(self.capacities[-1][0] - 1, atoms, edges), self.cutoff)
+        capacity = fits[0] if fits else _rounded(self.capacities[-1][0] - 1, atoms, edges)
+        packs = [pack(self.data, rows, capacity, self.cutoff) for rows in parts]
+        return packs[0] if len(packs) == 1 else {name: np.concatenate([p[name] for p in packs]) for name in packs[0]}
 
 
 def pack(data: Structures, rows: np.ndarray, capacity: Capacity, cutoff: float) -> dict[str, np.ndarray]:
@@ -188,5 +191,5 @@ def _padded(values: np.ndarray, size: int, value: Any) -> np.ndarray:
 def packed(data: Structures, batches: Batches) -> Packed:
     """What `(graphs …)` asks for; capacities are those of its scan."""
     rows = data.rows(batches.split, batches.span)
-    sizes = batches.capacities or capacities(data, rows, batches.batch, batches.buckets)
-    return Packed(data, rows, sizes, data.source.options["cutoff"])
+    sizes = batches.capacities or capacities(data, rows, batches.batch // batches.parts, batches.buckets)
+    return Packed(data, rows, sizes, data.source.options["cutoff"], batches.parts)

@@ -77,6 +77,7 @@ class Delivery:
     # -- called by the run
 
     def start(self) -> None:
+        self._tail = Tail(self.path)  # now: a file that is deleted later is still read to its end
         self._thread.start()
 
     def wake(self, urgent: bool) -> None:
@@ -124,7 +125,7 @@ class Delivery:
             self.client.close()
 
     def _follow(self) -> None:
-        tail = Tail(self.path)
+        tail = self._tail
         try:
             while True:
                 ending = self._end is not None or not self.grow  # before the look: what came later is seen in the next

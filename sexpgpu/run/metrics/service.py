@@ -69,7 +69,12 @@ class SyvainTarget:
 
     def _settle(self, delivery: Delivery) -> None:
         """What is said at exit, and the spool's end."""
-        left = 0 if delivery.finished else delivery.undelivered()
+        left, gone = 0, False
+        if not delivery.finished:
+            try:
+                left = delivery.undelivered()
+            except OSError:
+                gone = True
         if self._spool is not None:
             self._spool.close()
             if left == 0 and not self._spool.trouble:
@@ -79,6 +84,8 @@ class SyvainTarget:
             self.notes += [f"a run that was killed left metrics behind: sexpgpu metrics push {shlex.quote(str(path))}"
                            for path in leftovers(self.path.parent) if path != self.path]
         parts = [self._spool.trouble] if self._spool is not None and self._spool.trouble else []
+        if gone:
+            parts.append(f"{self.path} is gone, and with it what had not reached syvain")
         if left:
             why = delivery.dead or delivery.trouble or "the time at the end was too short"
             parts.append(f"{left} records of {self.path} did not reach syvain ({why}); "

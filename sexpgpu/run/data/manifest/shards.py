@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import zstandard
 
 from sexpgpu.diagnostics import suggestion
 from sexpgpu.experiment.model import Field
@@ -276,8 +277,6 @@ def msgpack_objects(path: str, shard: Shard) -> Iterator[tuple[int, Any]]:
 
 def _unframed(frame: bytes) -> bytes:
     """What one zstd frame holds; ValueError where it is not exactly one, or holds too much."""
-    import zstandard
-
     try:
         out = io.BytesIO()
         with zstandard.ZstdDecompressor().stream_reader(io.BytesIO(frame), read_across_frames=False) as reader:
