@@ -25,8 +25,8 @@ from sexpgpu.ir import Node, postorder
 from sexpgpu.ir.text import document, graph_hash
 from sexpgpu.lisp.values import show
 from sexpgpu.ops import table
-from sexpgpu.passes.join import join_large
 from sexpgpu.passes.expand import expand_gradients
+from sexpgpu.passes.join import join_large
 from sexpgpu.passes.precision import apply_precision
 from sexpgpu.passes.simplify import simplify
 from sexpgpu.passes.train_step import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
@@ -25,6 +25,7 @@ STAGES = {
     "evaluations": "sexpgpu.run.trained:evaluations",
     "restore": "sexpgpu.run.trained:restore",
     "measured": "sexpgpu.run.measure:measured",
+    "remembered": "sexpgpu.run.measure:remembered",
 }
 
 
@@ -72,8 +73,7 @@ def choose(
     if what == "eval":  # the others open no data
         chosen = stage("measured")(chosen, output.say)
     found = checkpoint(what, settings, file, chosen.name)
-    if chosen.data.source.structures:  # the numbers that it was trained with
-        chosen = replace(chosen, statistics=chosen.statistics | found.manifest.statistics())
+    chosen = stage("remembered")(chosen, found.manifest.data)
     traced = compiler.train_graph(loaded, chosen)
     compiler.check_evals(loaded, chosen, traced)
     operations = compiler.flops(compiler.whole_step(traced, logged=False))

@@ -17,7 +17,7 @@ from sexpgpu.compiler import Selection, choose_run, load, train_graph
 from sexpgpu.diagnostics import fail, suggestion
 from sexpgpu.experiment.model import GRAPH_FIELDS
 from sexpgpu.experiment.predicted import find_function, trace_call
-from sexpgpu.experiment.structures import LABELS, STATISTICS
+from sexpgpu.experiment.structures import LABELS
 from sexpgpu.ir import Node
 from sexpgpu.lisp.values import Tensor
 from sexpgpu.ops import build
@@ -31,6 +31,7 @@ from sexpgpu.run.checkpoints.store import load as load_state
 from sexpgpu.run.checkpoints.store import saved_schema
 from sexpgpu.run.data.extxyz import edges_of
 from sexpgpu.run.data.structures import Capacity, Structures, pack
+from sexpgpu.run.measure import remembered, unmeasured
 
 FUNCTIONS = ("energy-forces-stress", "energy-forces")
 RESULTS = ("energy", "forces", "stress")
@@ -83,11 +84,8 @@ class Potential:
                 path = str(spec.node.attrs["path"])
                 value = initial_value(spec.init.kind, dict(spec.init.settings), spec.shape, draw_key(self.config.seed, path, 0, "init"))
                 bound[kind, path] = torch.from_numpy(np.array(value)).to(self.dtype)
-        for name, source in self.loaded.experiment.data.items():
-            if source.structures:
-                for key, many in STATISTICS.items():
-                    start = torch.zeros(len(source.options["elements"])) if many else torch.ones(())
-                    bound["statistic", f"{name}/{key}"] = start.to(self.dtype)
+        for name, start in unmeasured(self.loaded.experiment.data.values()).items():
+            bound["statistic", name] = torch.tensor(start, dtype=self.dtype)
         return bound
 
     def _weights(self, checkpoint: str, weights: str | None) -> Bound:
@@ -105,7 +103,7 @@ class Potential:
                 wanted[kind, str(spec.node.attrs["path"])] = key
         state = load_state(found)
         bound = {leaf: state[key].to(self.dtype) if state[key].is_floating_point() else state[key] for leaf, key in wanted.items()}
-        for name, value in found.manifest.statistics().items():
+        for name, value in remembered(self.config, found.manifest.data).statistics.items():
             bound["statistic", name] = torch.tensor(value, dtype=self.dtype)
         return bound
 

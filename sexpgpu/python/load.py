@@ -41,7 +41,7 @@ def load(
         traced = train_graph(loaded, chosen)
         begun = start(loaded, traced, None if checkpoint is None else os.fspath(checkpoint), weights == "ema")
     warn([*settings.warnings, *loaded.experiment.warnings, *begun.warnings])
-    return Model(loaded, traced, begun.values, begun.updates, begun.threads)
+    return Model(loaded, traced, begun.values, begun.updates, begun.threads, begun.statistics)
 
 
 def _texts(sets: Sets) -> list[str]:

@@ -19,6 +19,7 @@ from sexpgpu.experiment.traced import TracedRun
 from sexpgpu.ir import Node, postorder
 from sexpgpu.python.arguments import Arguments, gather, unpack
 from sexpgpu.python.mistakes import NoSuchName, mistakes
+from sexpgpu.run.measure import unmeasured
 
 #: op that takes rows of its first operand by its second -> the axis that it takes them along
 _ROWS: dict[str, Callable[[Node], int]] = {
@@ -54,12 +55,15 @@ class Model(_Tensors):
     updates on, whose draws are those of update number `updates`, which the training loop counts.
     """
 
-    def __init__(self, loaded: Loaded, traced: TracedRun, values: Mapping[str, torch.Tensor], updates: int, threads: int | None):
+    def __init__(self, loaded: Loaded, traced: TracedRun, values: Mapping[str, torch.Tensor], updates: int, threads: int | None, statistics: Mapping[str, Any]):
         super().__init__()
         self.updates = updates
         self._loaded, self._traced, self._threads = loaded, traced, threads
         self._fields = {f.name: f for f in traced.run.data.fields}
         self._full = {spec.node: name for name, spec in (traced.params | traced.states).items()}
+        dtype = dtype_of("f32", traced.run.precision)
+        known = unmeasured(loaded.experiment.data.values()) | dict(statistics)
+        self._statistics = {name: torch.tensor(value, dtype=dtype) for name, value in known.items()}
         self._graphs: dict[Any, _Graph] = {}
         self._functions: dict[str, Function] = {}
         for name in traced.params:
@@ -121,6 +125,8 @@ class Model(_Tensors):
 
     def _tensor(self, name: str) -> torch.Tensor:
         """The parameter or state as the graph takes it; raises E-RUN-052 where somebody made another of it."""
+        if name.startswith("statistic "):
+            return self._statistics[name.removeprefix("statistic ")]
         value = self._parameters[name] if name in self._parameters else self._buffers[name]
         spec = self._traced.params.get(name) or self._traced.states[name]
         wanted = dtype_of(spec.dtype, self._traced.run.precision)
@@ -139,6 +145,7 @@ class Model(_Tensors):
         outward = {key: registry.outward(spec.path) for key, spec in registry.specs.items()}
         written = tuple(outward[key] for key in updates)
         results += updates.values()
+        self._full |= {node: f"statistic {node.attrs['name']}" for node in postorder(results) if node.op == "statistic"}
         leaves = [node for node in postorder(results) if node in self._full]
         graph = Differentiable(results, [*given.leaves, *leaves], self._traced.run.precision, self._traced.origins)
         return _Graph(graph, tuple(self._full[leaf] for leaf in leaves), unpacked, written, _rows(results))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 
-from sexpgpu.compiler import Loaded, trajectory, versions
+from sexpgpu.compiler import Loaded, train_graph, trajectory, versions
 from sexpgpu.diagnostics import fail, problem
 from sexpgpu.experiment.model import Init
 from sexpgpu.experiment.trace import Spec
@@ -23,6 +24,7 @@ from sexpgpu.run.checkpoints.export import weights
 from sexpgpu.run.checkpoints.find import Found, absolute, at_path, whole
 from sexpgpu.run.checkpoints.store import saved_schema
 from sexpgpu.run.initial import COMPONENT, open_weights
+from sexpgpu.run.measure import remembered
 from sexpgpu.run.plain import plain_knobs
 from sexpgpu.run.storage import open_storage
 
@@ -35,6 +37,7 @@ class Start:
     updates: int = 0
     threads: int | None = None
     warnings: tuple[str, ...] = ()
+    statistics: dict[str, Any] = field(default_factory=dict)  # of data, that the checkpoint remembers
 
 
 def start(loaded: Loaded, traced: TracedRun, source: str | None, averaged: bool) -> Start:
@@ -76,7 +79,8 @@ def _checkpoint(loaded: Loaded, traced: TracedRun, found: Found, averaged: bool)
     full = saved_schema(found)
     saved = {name.partition("/")[2]: kind for name, kind in full.items() if name.startswith(("param/", "state/"))}
     _refuse(str(found.folder), saved, _schema(traced))
-    now = trajectory(traced, traced.run)
+    run = remembered(traced.run, manifest.data)
+    now = trajectory(traced if run is traced.run else train_graph(loaded, run), run)
     now |= {name: digest for name, digest in manifest.trajectory.items() if name.startswith("data ") or name == COMPONENT}
     texts = {text.name: hashlib.sha256(text.text.encode()).hexdigest() for text in loaded.experiment.texts}
     identity = Identity(traced.run.name, now, plain_knobs(loaded.experiment.knobs), texts, versions(), manifest.device,
@@ -86,7 +90,7 @@ def _checkpoint(loaded: Loaded, traced: TracedRun, found: Found, averaged: bool)
     said = [f"{found.folder}: {'; '.join([*lines, *found_differences.harmless])}"] if lines else []
     if manifest.health != "healthy":
         said.append(f"{found.folder} is suspect: not every number in it is finite")
-    return Start(weights(found, averaged), manifest.step, manifest.threads, tuple(said))
+    return Start(weights(found, averaged), manifest.step, manifest.threads, tuple(said), dict(run.statistics))
 
 
 def _file(path: Path, traced: TracedRun) -> dict[str, torch.Tensor]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +22,12 @@ class BoundData:
 
     datasets: dict[str, Any]  # a Dataset, a Stream or a Manifested
     feeds: Feeds
+    capacities: dict[str, Any] = field(default_factory=dict)  # of packed training batches, by source
 
     def digests(self) -> dict[str, dict[str, Any]]:
         """What a manifest says of the data."""
-        return {name: {"digest": d.digest, "count": d.count, "location": d.source.location,
-                       "statistics": dict(d.statistics)} for name, d in self.datasets.items()}
+        return {name: {"digest": d.digest, "count": d.count, "location": d.source.location, "statistics": dict(d.statistics)}
+                | ({"capacities": self.capacities[name]} if name in self.capacities else {}) for name, d in self.datasets.items()}
 
 
 def bind(run: Run, bounds: Sequence[FieldBound] = (), say: Callable[[str], None] = lambda text: None) -> BoundData:
@@ -45,7 +46,7 @@ def bind(run: Run, bounds: Sequence[FieldBound] = (), say: Callable[[str], None]
     for dataset in datasets.values():  # a manifest's shards were read for the feeds
         for bound in bounds:
             check_bound(dataset, bound)
-    return BoundData(datasets, feeds)
+    return BoundData(datasets, feeds, {run.data.source.name: run.data.capacities} if run.data.capacities else {})
 
 
 def _with_statistics(dataset: Any, run: Run) -> Any:

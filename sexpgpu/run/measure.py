@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from sexpgpu.experiment.model import Batches, Run
+from sexpgpu.experiment.model import Batches, DataSource, Run
+from sexpgpu.experiment.structures import STATISTICS
 from sexpgpu.run.bind import announce
 from sexpgpu.run.data import open_source
 from sexpgpu.run.data.structures import capacities, statistics
@@ -38,3 +39,18 @@ def measured(run: Run, say: Callable[[str], None] = lambda text: None) -> Run:
         found |= {f"{name}/{key}": value for key, value in statistics(data, data.rows(part)).items()}
     evals = tuple(replace(e, data=sized(e.data)) for e in run.evals)
     return replace(run, data=sized(run.data), evals=evals, statistics=found)
+
+
+def remembered(run: Run, data: Mapping[str, Any]) -> Run:
+    """The run with what a manifest's `data` says of its structures, instead of a look at them."""
+    if not run.data.source.structures:
+        return run
+    found = {f"{source}/{name}": value for source, facts in data.items() for name, value in facts.get("statistics", {}).items()}
+    sizes = tuple(tuple(size) for size in data.get(run.data.source.name, {}).get("capacities", ()))
+    return replace(run, statistics=run.statistics | found, data=replace(run.data, capacities=run.data.capacities or sizes))
+
+
+def unmeasured(sources: Iterable[DataSource]) -> dict[str, Any]:
+    """Statistics where neither data nor a checkpoint says them: 1, and 0 for each element."""
+    return {f"{source.name}/{name}": [0.0] * len(source.options["elements"]) if many else 1.0
+            for source in sources if source.structures for name, many in STATISTICS.items()}

@@ -4,7 +4,9 @@ import json
 
 import numpy as np
 import pytest
+import torch
 
+import sexpgpu
 from sexpgpu.cli.main import perform
 from sexpgpu.diagnostics import SexpError
 from sexpgpu.potential import Finding, Potential, check
@@ -92,6 +94,21 @@ def test_statistics_and_averages_come_from_the_checkpoint(trained):
 def test_an_atom_alone(trained):
     out = potential(trained)(np.array([1]), np.zeros((1, 3)))
     assert np.isfinite(out["energy"]) and not out["forces"].any()
+
+
+def test_from_python_with_the_statistics_of_the_checkpoint(trained, recwarn):
+    model = sexpgpu.load(trained / "p.lisp", checkpoint=trained / "ck" / "step-6", weights="ema")
+    assert not recwarn.list, [str(w.message) for w in recwarn.list]
+    x = torch.tensor([[0, 0, 0], [0.96, 0, 0], [-0.24, 0.93, 0.1]])
+    receivers, senders = torch.tensor([0, 0, 1, 1, 2, 2], dtype=torch.int32), torch.tensor([1, 2, 0, 2, 0, 1], dtype=torch.int32)
+    species = torch.tensor([1, 0, 0], dtype=torch.int32)
+    energy, forces, _ = model["energy-forces-stress"](
+        x, torch.zeros(6, 3), torch.zeros(1, 3, 3), torch.ones(1), species, senders, receivers, torch.zeros(3, dtype=torch.int32), torch.ones(1))
+    out = potential(trained, precision="f32")(species.numpy(), x.double().numpy())
+    assert float(energy[0]) == pytest.approx(float(out["energy"]), abs=1e-5)
+    np.testing.assert_allclose(forces.detach().numpy(), out["forces"], atol=1e-4)
+    untrained = sexpgpu.load(trained / "p.lisp")
+    assert {float(v) for v in untrained._statistics["set/shifts"]} == {0.0}
 
 
 ase = pytest.importorskip("ase")

@@ -51,10 +51,6 @@ class Manifest:
     best: Mapping[str, Any] | None = None  # eval, metric, largest, step, value (`:keep-best`)
     owed: list[str] = field(default_factory=list)  # evaluations of this step that a signal cut off
 
-    def statistics(self) -> dict[str, Any]:
-        """source/name -> value, of the data's statistics that programs read."""
-        return {f"{source}/{name}": value for source, facts in self.data.items() for name, value in facts.get("statistics", {}).items()}
-
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=1, sort_keys=True, allow_nan=False) + "\n"
 
