@@ -34,7 +34,7 @@ def sexpgpu(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     "words",
     [["--help"], ["--version"], ["run", "--help"], ["explain", "--help"], ["explain", "E-ENV-001"], ["doctor"],
-     ["explain", DIGITS], ["explain", DIGITS, "--ir", "--variant", "wide", "--set", "seed=2"]],
+     ["check", DIGITS], ["explain", DIGITS], ["explain", DIGITS, "--ir", "--variant", "wide", "--set", "seed=2"]],
     ids=" ".join,
 )  # fmt: skip
 def test_nothing_heavy_is_imported(words: list[str]) -> None:
