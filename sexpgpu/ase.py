@@ -9,13 +9,17 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from ase.calculators.calculator import Calculator as _Calculator
-from ase.calculators.calculator import PropertyNotImplementedError, all_changes
 
 from sexpgpu.diagnostics import fail
 from sexpgpu.potential.model import FUNCTIONS, Potential
 from sexpgpu.run.data.extxyz import edges_of
 from sexpgpu.run.data.structures import Structures
+
+try:
+    from ase.calculators.calculator import Calculator as _Calculator
+    from ase.calculators.calculator import PropertyNotImplementedError, all_changes
+except ImportError as error:
+    raise ImportError("sexpgpu.ase needs ASE: pip install 'sexpgpu[ase]'") from error
 
 
 class Calculator(_Calculator):

@@ -16,6 +16,7 @@ OPTIONAL = {
     "backends": {"torch", "triton"},
     "flashcart": {"torch", "triton"},
     "cli": {"rich", "torch"},
+    "plot": {"matplotlib"},
 }
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 
-from sexpgpu.backends.interpreter.dtypes import TORCH
 from sexpgpu.experiment.traced import TracedRun
 from sexpgpu.ops.initial import initial_value
 from sexpgpu.ops.philox import draw_key
@@ -48,7 +48,4 @@ def initialise(traced: TracedRun, seed: int, tensors: dict[str, Any]) -> None:
             tensor.zero_()
             continue
         value = initial_value(init.kind, dict(init.settings), tuple(tensor.shape), draw_key(seed, path, 0, "init"))
-        tensor.copy_(torch.from_numpy(value.copy() if hasattr(value, "copy") else value).to(tensor.dtype))
-
-
-__all__ = ["TORCH", "initialise", "schema", "sources"]
+        tensor.copy_(torch.from_numpy(np.array(value)))

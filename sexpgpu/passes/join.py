@@ -13,7 +13,6 @@ from sexpgpu.ops import build, table
 from sexpgpu.ops.linear_entropy import LOSS
 from sexpgpu.passes.rewrite import rebuild
 
-
 LOGITS = 1 << 23  # elements of a projection from which it pays to make it in parts
 
 

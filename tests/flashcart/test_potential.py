@@ -1,6 +1,8 @@
 """A trained potential in use: laws, the ASE calculator, `doctor FILE`."""
 
+import importlib
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -174,6 +176,13 @@ def test_what_the_calculator_refuses(trained):
         with pytest.raises(SexpError) as caught:
             calculator(trained, **keys)
         assert caught.value.diagnostic.code == code
+
+
+def test_without_ase_the_message_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ase.calculators.calculator", None)
+    monkeypatch.delitem(sys.modules, "sexpgpu.ase", raising=False)
+    with pytest.raises(ImportError, match=r"pip install 'sexpgpu\[ase\]'"):
+        importlib.import_module("sexpgpu.ase")
 
 
 def test_evaluation_reads_the_same_data(trained, capsys):

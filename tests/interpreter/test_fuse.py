@@ -10,11 +10,11 @@ import torch
 
 from sexpgpu.backends.interpreter import Executable, emit
 from sexpgpu.backends.interpreter.draws import Ahead, StepContext
-from sexpgpu.backends.interpreter.flat import ALIGN, flatten
 from sexpgpu.backends.interpreter.memory import keep_freed
 from sexpgpu.backends.interpreter.program import source_of
 from sexpgpu.ops import build, constant
 from sexpgpu.passes.autodiff import grad
+from sexpgpu.passes.flatten import ALIGN, flatten
 from sexpgpu.passes.simplify import simplify
 
 

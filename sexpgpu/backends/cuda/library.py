@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from sexpgpu.backends.cuda import modules
 from sexpgpu.ir import Node
 from sexpgpu.ops import table
 from sexpgpu.passes.schedule.views import layout
@@ -156,8 +157,7 @@ class Heads:
         self.left.clear()
 
     def _run(self, x: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, ct: torch.Tensor | None) -> list[Any]:
-        from sexpgpu.backends.cuda.kernels import entropy_rows
-
+        entropy_rows = modules.by_hand("entropy_rows")
         x, labels = x.reshape(-1, x.shape[-1]), labels.reshape(-1)
         rows, classes = x.shape[0], weight.shape[1]
         step = min(rows, max(1, CHUNK // (classes * x.element_size())))

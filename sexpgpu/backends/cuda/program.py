@@ -14,14 +14,14 @@ import numpy as np
 import torch
 
 from sexpgpu.backends import state
+from sexpgpu.backends.arena import Arena
 from sexpgpu.backends.cuda.executable import Bound, Compiled
-from sexpgpu.backends.interpreter.arena import Arena
 from sexpgpu.backends.interpreter.dtypes import TORCH
-from sexpgpu.backends.interpreter.flat import flatten
 from sexpgpu.backends.interpreter.program import Result, source_of
 from sexpgpu.ir import Node
 from sexpgpu.ops import build
 from sexpgpu.ops.philox import draw_key
+from sexpgpu.passes.flatten import flatten
 
 ALIVE = "//alive"  # no parameter's path
 

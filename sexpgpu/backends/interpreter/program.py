@@ -14,16 +14,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from sexpgpu.backends.interpreter.arena import Arena
+from sexpgpu.backends import state
+from sexpgpu.backends.arena import Arena
 from sexpgpu.backends.interpreter.draws import Ahead, StepContext
 from sexpgpu.backends.interpreter.executable import Executable
-from sexpgpu.backends.interpreter.flat import Flat, flatten
 from sexpgpu.backends.interpreter.indices import refuse_index
 from sexpgpu.backends.interpreter.memory import keep_freed
 from sexpgpu.experiment.traced import AVERAGE
 from sexpgpu.ir import Node
-from sexpgpu.ops.initial import initial_value
-from sexpgpu.ops.philox import draw_key
+from sexpgpu.passes.flatten import Flat, flatten
 
 
 @dataclass(frozen=True)
@@ -95,10 +94,7 @@ class InterpreterProgram:
         self.dtype = torch.float64 if self.config.precision == "f64" else torch.float32
         self.updates = 0
         self._graphs: dict[Any, Any] = {}
-        self._full = {f"param/{n}": ("param", _path(s)) for n, s in self.traced.params.items()}
-        self._full |= {f"state/{n}": ("state", _path(s)) for n, s in self.traced.states.items()}
-        self._full |= {f"opt/{n}": ("opt", n) for n in self.traced.slots}
-        self._full |= {f"ema/{n}": ("ema", n) for n in self.traced.averages}
+        self._full = state.sources(self.traced)
         self._weights = {e.name: e.weights for e in self.config.evals}
         self._arena = Arena(self._flat(), self.schema())
         self.values: dict[str, Any] = self._arena.tensors  # state names -> tensors, for good
@@ -150,35 +146,18 @@ class InterpreterProgram:
     # --- state ---
 
     def schema(self) -> dict[str, tuple[str, tuple[int, ...]]]:
-        retyped = {"f32": "f64"} if self.config.precision == "f64" else {}
-        specs = {f"param/{n}": s for n, s in self.traced.params.items()} | {f"state/{n}": s for n, s in self.traced.states.items()}
-        schema = {name: (retyped.get(s.dtype, s.dtype), s.shape) for name, s in specs.items()}
-        for name, slot in self.traced.slots.items():
-            schema[f"opt/{name}"] = (retyped.get(slot.leaf.type.dtype, slot.leaf.type.dtype), slot.leaf.type.shape)
-        for name, leaf in self.traced.averages.items():
-            schema[f"ema/{name}"] = (retyped.get(leaf.type.dtype, leaf.type.dtype), leaf.type.shape)
-        return schema
+        return state.schema(self.traced, self.config.precision)
 
     def initialise(self) -> None:
-        inits = {f"param/{n}": (s.init, _path(s)) for n, s in self.traced.params.items()}
-        inits |= {f"state/{n}": (s.init, _path(s)) for n, s in self.traced.states.items()}
-        inits |= {f"opt/{n}": (s.init, f"opt/{n}") for n, s in self.traced.slots.items()}
-        for name, tensor in self.values.items():
-            if name.startswith("ema/"):  # an average starts at the parameter itself
-                tensor.copy_(self.values["param/" + name.removeprefix("ema/")])
-                continue
-            init, path = inits[name]
-            key = draw_key(self.config.seed, path, 0, "init")
-            value = initial_value(init.kind, dict(init.settings), tuple(tensor.shape), key)
-            tensor.copy_(torch.from_numpy(np.array(value)))
+        state.initialise(self.traced, self.config.seed, self.values)
         self._moved(0)
 
     def state(self) -> dict[str, Any]:
         return dict(self.values)
 
-    def load(self, state: Mapping[str, Any], step: int) -> None:
+    def load(self, saved: Mapping[str, Any], step: int) -> None:
         for name, tensor in self.values.items():
-            tensor.copy_(state[name])
+            tensor.copy_(saved[name])
         self._moved(step)
 
     def _moved(self, updates: int) -> None:
@@ -304,10 +283,6 @@ class InterpreterProgram:
 def capacity_of(batch: Mapping[str, Any], parts: int = 1) -> tuple[int, int, int]:
     """Structures, atoms and edges that each part of a packed batch has room for."""
     return len(batch["graph-mask"]) // parts, len(batch["atom-mask"]) // parts, len(batch["edge-mask"]) // parts
-
-
-def _path(spec: Any) -> str:
-    return str(spec.node.attrs["path"])
 
 
 def _total(parts: list[dict[str, Any]], name: str, dtype: Any) -> Any:

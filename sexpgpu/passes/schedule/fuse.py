@@ -9,6 +9,7 @@ what Inductor's scheduler does (Ansel et al., "PyTorch 2", ASPLOS 2024, section 
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import prod
@@ -463,8 +464,6 @@ class Fuser:
 
     def _sorted(self, launches: list[Launch], home: Mapping[Node, int]) -> list[Launch]:
         """Producers first; among those that may run, the one whose first value is the earliest."""
-        import heapq
-
         needs = [{home[b] for b in l.reads if b in home} - {i} for i, l in enumerate(launches)]
         users: list[list[int]] = [[] for _ in launches]
         for i, above in enumerate(needs):

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from sexpgpu.backends.interpreter.dtypes import TORCH
-from sexpgpu.backends.interpreter.flat import Flat
+from sexpgpu.passes.flatten import Flat
 
 
 class Arena:
