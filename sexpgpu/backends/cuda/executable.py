@@ -17,6 +17,7 @@ from sexpgpu.backends.cuda.emit import Emitted, Emitter, choose_blocks, kernel_n
 from sexpgpu.backends.interpreter.dtypes import TORCH
 from sexpgpu.ir import DTYPES, Node, Origins
 from sexpgpu.ops import table
+from sexpgpu.passes.rewrite import rewrite
 from sexpgpu.passes.schedule.decompose import decompose
 from sexpgpu.passes.schedule.fuse import Call, Kernel, Launch, Operand, Schedule, fuse
 from sexpgpu.passes.schedule.memory import Life, Plan, plan
@@ -32,9 +33,12 @@ class Compiled:
     into: results that the caller places, name -> the leaf that they replace, or None.
     """
 
-    def __init__(self, results: Mapping[str, Node], into: Mapping[str, Node | None] | None = None, device: str = "cuda", origins: Origins | None = None):
+    def __init__(self, results: Mapping[str, Node], into: Mapping[str, Node | None] | None = None, device: str = "cuda", origins: Origins | None = None, shadow: Callable[[Node], Node | None] | None = None):
+        """`shadow`: gives the leaf that stands for a node, if another launch keeps its value."""
         self.device = device
         self.results = decompose(results, origins)
+        if shadow is not None:
+            self.results = rewrite(self.results, lambda node, inputs: shadow(node), origins)
         self.into = dict(into or {})
         self.schedule: Schedule = fuse(self.results)
         self.emitted: dict[Launch, Emitted] = {}

@@ -7,7 +7,7 @@ norm and every step before were finite. On the CPU, under Triton's interpreter, 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ from sexpgpu.ops.philox import draw_key
 from sexpgpu.passes.flatten import flatten
 
 ALIVE = "//alive"  # no parameter's path
+SHADOW = "//bf16/"
 
 
 class InFlight:
@@ -115,13 +116,16 @@ class CudaProgram:
         self.values: dict[str, Any] = self._arena.tensors
         self._known = {source: self.values[name] for name, source in self.full.items()}
         self._known |= {source_of(leaf): self._arena.place(name) for name, leaf in self._arena.flat.homes.items()}
-        self._fields: dict[str, torch.Tensor] = {}
-        self._pinned: dict[tuple[int, str], torch.Tensor] = {}
+        self.float = "f64" if self.precision == "f64" else "f32"
+        self._compiled: dict[bool, tuple[Compiled, Compiled]] = {}
+        self._fields: dict[int, dict[str, torch.Tensor]] = {}  # steps of a replay -> field -> [steps batch …]
+        self._pinned: dict[tuple[int, int, str], torch.Tensor] = {}
         self._turn = 0
         self._flight: dict[int, InFlight] = {}
         self._weights = {e.name: e.weights for e in self.config.evals}
         self._evals: dict[tuple[str, int], Any] = {}
-        self._steps: dict[bool, tuple[Replay, Report]] = {}
+        self._steps: dict[tuple[bool, int], tuple[Replay, Report]] = {}
+        self._make_shadows()
 
     def _set_precision(self) -> None:
         tf32 = self.precision in ("tf32", "bf16")
@@ -134,6 +138,26 @@ class CudaProgram:
     @property
     def updates(self) -> int:
         return int(self._updates)
+
+    def _make_shadows(self) -> None:
+        """bf16 copies of the vectors of parameters, where the precision asks for them."""
+        self._shadows: dict[str, torch.Tensor] = {}
+        self._in_vectors: dict[str, torch.Tensor] = {}
+        self._sources: dict[str, str] = {}  # shadow vector -> the vector it follows
+        if self.precision != "bf16":
+            return
+        for group in self._arena.flat.groups:
+            name = SHADOW + str(group.number)
+            self._sources[name] = group.vector("param")
+            vector = self._shadows[name] = torch.zeros(group.size, dtype=torch.bfloat16, device=self.place)
+            for parameter in group.names:
+                shape, start = group.shapes[parameter], group.offsets[parameter]
+                path = str(self.traced.params[parameter].node.attrs["path"])
+                self._in_vectors[path] = vector[start : start + math.prod(shape)].view(shape)
+
+    def _refresh_shadows(self) -> None:
+        for name, vector in self._shadows.items():
+            vector.copy_(self._arena.place(self._sources[name]))
 
     # --- graphs ---
 
@@ -152,7 +176,7 @@ class CudaProgram:
     def _update_results(self) -> tuple[dict[str, Node], dict[str, Node | None]]:
         """The update, each write of which the sticky flag gates; result -> the leaf it replaces."""
         flat = self._arena.flat
-        float_type = "f64" if self.precision == "f64" else "f32"
+        float_type = self.float
         loss = build("input", name="loss total", dtype=float_type, shape=(), batch=False)
         if self._divided:
             loss = build("/", loss, build("input", name="count", dtype=float_type, shape=(), batch=False))
@@ -172,6 +196,8 @@ class CudaProgram:
             old = build("state", path=str(spec.node.attrs["path"]), shape=spec.shape, dtype=self.schema()[f"state/{name}"][0])
             new = build("input", name=f"new state {name}", dtype=old.type.dtype, shape=old.type.shape, batch=False)
             results[f"state/{name}"], into[f"state/{name}"] = build("where", ok, new, old), old
+        for name, source in self._sources.items():
+            results[name], into[name] = build("cast", results[source], dtype="bf16"), None
         results["loss"], into["loss"] = loss, None
         results["ok"], into["ok"] = build("cast", ok, dtype=float_type), None
         results[ALIVE], into[ALIVE] = ok, alive
@@ -183,6 +209,8 @@ class CudaProgram:
         if node.op == "state" and node.attrs["path"] == ALIVE:
             return self._alive
         kind, name = source_of(node)
+        if name.startswith(SHADOW):
+            return self._in_vectors[name.removeprefix(SHADOW)]
         if kind in ("input", "gradient"):
             return extra[name]
         return self._known[kind, name]
@@ -201,47 +229,15 @@ class CudaProgram:
 
         return find
 
-    def _build_step(self, logged: bool) -> tuple[Replay, Report]:
+    def _build_step(self, logged: bool, steps: int) -> tuple[Replay, Report]:
+        """So many steps in a row, each on its own batch, as one replay."""
         report = Report(self.place, self.dtype)
-        float_type = "f64" if self.precision == "f64" else "f32"
-        micro = self.staged.micro(logged)
-        parts = self.config.accumulate
-        scalars = [n for n in micro if not n.startswith(("gradient/", "state/"))]
-        micro = {n: _as_float(node, float_type) if n in scalars else node for n, node in micro.items()}
-        forward = Compiled(micro, dict.fromkeys(micro), self.device, self.traced.origins)
-        update_results, homes = self._update_results()
-        update = Compiled(update_results, homes, self.device, self.traced.origins)
+        forward, update = self._graphs(logged)
         arena = torch.empty(max(forward.plan.size, update.plan.size), dtype=torch.uint8, device=self.place)
-        new_states = {n: torch.empty_like(self.values[n]) for n in micro if n.startswith("state/")}
-        sums = {n: torch.zeros((), dtype=self.dtype, device=self.place) for n in ("loss", "count")}
-        total = {n: report.place(f"part/{n}") for n in scalars}
         works: list[Callable[[], None]] = []
-        size = self.traced.samples
-        first = {n: self._arena.views[n.removeprefix("gradient/")] for n in micro if n.startswith("gradient/")}
-        if parts > 1:
-            own = {n: torch.empty_like(t) for n, t in self._arena.gradients.items()}
-        for part in range(parts):
-            fields = {n: t[part * size : (part + 1) * size] for n, t in self._fields.items()}
-            leaves = {n: self._leaf(n, fields) for n in forward.leaves}
-            into = first | new_states if part == 0 or parts == 1 else first | {n: torch.empty_like(t) for n, t in new_states.items()}
-            slots = {n: total[n] for n in scalars} if part == 0 else {n: torch.zeros((), dtype=self.dtype, device=self.place) for n in scalars}
-            bound = Bound(forward, leaves, into | slots, arena, self._draw(part * size), self.config.deterministic)
-            works.append(bound.launch)
-            if parts > 1:
-                works.append(self._joined(part, parts, own, total, slots, new_states, {n: into[n] for n in new_states}))
-        inputs = {"loss total": total["loss"], "count": total.get("count", sums["count"])}
-        if "count" not in total:
-            sums["count"].fill_(parts)
-        inputs |= {f"new state {n.removeprefix('state/')}": t for n, t in new_states.items()}
-        inputs |= self._gradient_leaves()
-        leaves = {n: self._leaf(n, inputs) for n in update.leaves}
-        into = {}
-        for name in update_results:
-            into[name] = self._alive if name == ALIVE else self._arena.place(name) if name.startswith(("param/", "opt/", "ema/")) else self.values[name] if name.startswith("state/") else report.place(name)
-        bound_update = Bound(update, leaves, into, arena, self._draw(0), self.config.deterministic)
-        works.append(bound_update.launch)
-        works.append(self._count(report.place("ok")))
-        self.plans = (forward.plan, update.plan)
+        for step in range(steps):
+            fields = {n: t[step] for n, t in self._fields[steps].items()}
+            works += self._one_step(forward, update, arena, fields, lambda name, step=step: report.place(f"{step}/{name}"))  # type: ignore[misc]
 
         def work() -> None:
             for one in works:
@@ -252,6 +248,63 @@ class CudaProgram:
         replay = Replay(work, self.place, self._pool)
         self._alive.copy_(alive)
         return replay, report
+
+    def _graphs(self, logged: bool) -> tuple[Compiled, Compiled]:
+        """Forward and backward of a micro-batch, and the update."""
+        if logged not in self._compiled:
+            micro = {
+                n: node if n.startswith(("gradient/", "state/")) else _as_float(node, self.float)
+                for n, node in self.staged.micro(logged).items()
+            }
+            forward = Compiled(micro, dict.fromkeys(micro), self.device, self.traced.origins, self._shadow)
+            update = Compiled(*self._update_results(), self.device, self.traced.origins)
+            self._compiled[logged] = forward, update
+            self.plans = (forward.plan, update.plan)
+        return self._compiled[logged]
+
+    def _one_step(self, forward: Compiled, update: Compiled, arena: torch.Tensor, batch: Mapping[str, torch.Tensor], place: Callable[[str], torch.Tensor]) -> list[Callable[[], None]]:
+        """The launches of a step; `place` gives the home of a scalar."""
+        parts, size = self.config.accumulate, self.traced.samples
+        scalars = [n for n in forward.results if not n.startswith(("gradient/", "state/"))]
+        new_states = {n: torch.empty_like(self.values[n]) for n in forward.results if n.startswith("state/")}
+        total = {n: place(f"part/{n}") for n in scalars}
+        works: list[Callable[[], None]] = []
+        first = {n: self._arena.views[n.removeprefix("gradient/")] for n in forward.results if n.startswith("gradient/")}
+        own = {n: torch.empty_like(t) for n, t in self._arena.gradients.items()} if parts > 1 else {}
+        for part in range(parts):
+            fields = {n: t[part * size : (part + 1) * size] for n, t in batch.items()}
+            leaves = {n: self._leaf(n, fields) for n in forward.leaves}
+            into = first | new_states if part == 0 else first | {n: torch.empty_like(t) for n, t in new_states.items()}
+            slots = total if part == 0 else {n: torch.zeros((), dtype=self.dtype, device=self.place) for n in scalars}
+            works.append(Bound(forward, leaves, into | slots, arena, self._draw(part * size), self.config.deterministic).launch)
+            if parts > 1:
+                works.append(self._joined(part, parts, own, total, slots, new_states, {n: into[n] for n in new_states}))
+        inputs = {"loss total": total["loss"]}
+        inputs["count"] = total["count"] if "count" in total else torch.full((), float(parts), dtype=self.dtype, device=self.place)
+        inputs |= {f"new state {n.removeprefix('state/')}": t for n, t in new_states.items()}
+        inputs |= self._gradient_leaves()
+        homes = {name: self._home(name, place) for name in update.results}
+        leaves = {n: self._leaf(n, inputs) for n in update.leaves}
+        works.append(Bound(update, leaves, homes, arena, self._draw(0), self.config.deterministic).launch)
+        works.append(self._count(homes["ok"]))
+        return works
+
+    def _home(self, name: str, place: Callable[[str], torch.Tensor]) -> torch.Tensor:
+        """Where a result of the update is written."""
+        if name == ALIVE:
+            return self._alive
+        if name.startswith(SHADOW):
+            return self._shadows[name]
+        if name.startswith(("param/", "opt/", "ema/")):
+            return self._arena.place(name)
+        return self.values[name] if name.startswith("state/") else place(name)
+
+    def _shadow(self, node: Node) -> Node | None:
+        """A parameter in bf16 of a vector that the update writes beside the parameters: the leaf that stands for it."""
+        x = node.inputs[0] if node.op == "cast" else None
+        if x is None or x.op != "param" or node.type.dtype != "bf16" or x.attrs["path"] not in self._in_vectors:
+            return None
+        return build("param", path=SHADOW + x.attrs["path"], shape=x.type.shape, dtype="bf16")
 
     def _gradient_leaves(self) -> dict[str, torch.Tensor]:
         found = {}
@@ -305,6 +358,7 @@ class CudaProgram:
         self._updates.fill_(step)
         self._step.fill_(step)
         self._alive.fill_(True)
+        self._refresh_shadows()
 
     def state(self) -> dict[str, Any]:
         return dict(self.values)
@@ -314,17 +368,21 @@ class CudaProgram:
             tensor.copy_(saved[name])
         self._restart(step)
 
-    def _take(self, batch: Mapping[str, Any], turn: int) -> None:
-        """The batch into the device's fields, by way of pinned memory of this turn."""
-        for name, array in batch.items():
-            tensor = self._host(array)
-            if name not in self._fields:
-                self._fields[name] = torch.empty(tensor.shape, dtype=tensor.dtype, device=self.place)
-            if self.place.type == "cuda":
-                if (turn, name) not in self._pinned:
-                    self._pinned[turn, name] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-                tensor = self._pinned[turn, name].copy_(tensor)
-            self._fields[name].copy_(tensor, non_blocking=True)
+    def _take(self, batches: Sequence[Mapping[str, Any]], turn: int) -> None:
+        """Batches into the device's fields, by way of pinned memory of this turn."""
+        count = len(batches)
+        fields = self._fields.setdefault(count, {})
+        for name in batches[0]:
+            tensors = [self._host(batch[name]) for batch in batches]
+            shape = (count, *tensors[0].shape)
+            if name not in fields:
+                fields[name] = torch.empty(shape, dtype=tensors[0].dtype, device=self.place)
+            if self.place.type != "cuda":
+                torch.stack(tensors, out=fields[name])
+                continue
+            if (turn, count, name) not in self._pinned:
+                self._pinned[turn, count, name] = torch.empty(shape, dtype=tensors[0].dtype, pin_memory=True)
+            fields[name].copy_(torch.stack(tensors, out=self._pinned[turn, count, name]), non_blocking=True)
 
     def _host(self, array: Any) -> torch.Tensor:
         tensor = torch.from_numpy(np.ascontiguousarray(array))
@@ -332,27 +390,32 @@ class CudaProgram:
 
     def step(self, batch: Mapping[str, Any], logged: bool) -> Result:
         """One optimizer step over a whole batch."""
-        return self.collect(self.launch(batch, logged))
+        return self.collect(self.launch([batch], logged))[0]
 
-    def launch(self, batch: Mapping[str, Any], logged: bool) -> InFlight:
-        """Sends a step to the device. Two may be in flight; `collect` them in order. Where one is not finite, those after it change
-        nothing."""
+    def launch(self, batches: Sequence[Mapping[str, Any]], logged: bool) -> InFlight:
+        """Sends steps to the device, one a batch, as one replay. Two replays may be in flight; `collect` them in order. Where a step
+        is not finite, those after it change nothing."""
         turn = self._turn = (self._turn + 1) % 2
         with torch.no_grad():
             before = self._flight.get(turn)
             if before is not None:
                 before.wait()
-            self._take(batch, turn)
-            if logged not in self._steps:
-                self._steps[logged] = self._build_step(logged)
-            replay, report = self._steps[logged]
+            self._take(batches, turn)
+            key = logged, len(batches)
+            if key not in self._steps:
+                self._steps[key] = self._build_step(*key)
+            replay, report = self._steps[key]
             replay.run()
             self._flight[turn] = report.send(turn)
         return self._flight[turn]
 
-    def collect(self, flight: InFlight) -> Result:
-        """The scalars of a step that was launched; waits for it alone."""
-        return self._result(flight.read())
+    def collect(self, flight: InFlight) -> list[Result]:
+        """The scalars of the steps of a launch; waits for it alone."""
+        steps: dict[int, dict[str, float]] = {}
+        for name, value in flight.read().items():
+            number, _, rest = name.partition("/")
+            steps.setdefault(int(number), {})[rest] = value
+        return [self._result(found) for found in steps.values()]
 
     def _result(self, found: dict[str, float]) -> Result:
         parts = self.config.accumulate
@@ -389,8 +452,7 @@ class CudaProgram:
 
     def _build_eval(self, name: str, samples: int, batch: Mapping[str, Any]) -> tuple[Any, ...]:
         entries, results = self.staged.evaluation(name, samples)
-        float_type = "f64" if self.precision == "f64" else "f32"
-        results = {n: _as_float(node, float_type) for n, node in results.items()}
+        results = {n: _as_float(node, self.float) for n, node in results.items()}
         fields = {f: self._host(array).to(self.place, copy=True) for f, array in batch.items()}
         report = Report(self.place, self.dtype, max(16, len(results)))
         compiled = Compiled(results, dict.fromkeys(results), self.device, self.traced.origins)
