@@ -43,6 +43,7 @@ COMMANDS = {
     "check": "sexpgpu.cli.check:command",
     "explain": "sexpgpu.cli.explain:command",
     "doctor": "sexpgpu.cli.doctor:command",
+    "repl": "sexpgpu.cli.repl:command",
     "status": "sexpgpu.cli.status:command",
     "plot": "sexpgpu.cli.plot:command",
     "metrics": "sexpgpu.cli.metrics:command",

@@ -20,6 +20,7 @@ from sexpgpu.lisp.evaluator import Evaluator
 from sexpgpu.lisp.modules import Loader
 from sexpgpu.lisp.scope import Module
 from sexpgpu.lisp.values import with_knobs
+from sexpgpu.source import Source
 
 
 @dataclass(frozen=True)
@@ -93,9 +94,11 @@ class _Forms:
         return ()
 
 
-def load(path: str, selection: Selection, stdlib: str | None = None) -> Loaded:
-    """The experiment of a file. Raises coded errors; opens nothing but the file and its imports."""
+def load(path: str | Source, selection: Selection, stdlib: str | None = None) -> Loaded:
+    """The experiment of a file, or of a text beside no file. Raises coded errors; opens nothing but the file and its imports."""
     loader = Loader(path, Path(stdlib)) if stdlib else Loader(path)
+    if isinstance(path, Source):
+        path = path.name
     forms = _Forms(folder_of(path))
     op_natives = tensors.natives()
     specials = {name: getattr(forms, name) for name in ("defknob", "defvariant", "defdata", "defeval", "defrun", "statistic")}

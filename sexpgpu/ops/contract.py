@@ -82,6 +82,19 @@ def _vjp(node: Node, ct: Node) -> tuple[Node | None, ...]:
     return (back(by_a, a), back(by_b, b))
 
 
+def _wide(types: Types) -> str:
+    return "f64" if types[0].dtype == "f64" else "f32"
+
+
+def _widened(torch: Any, x: Any) -> Any:
+    return x if x.dtype == torch.float64 else x.float()
+
+
+def _with_bias(torch: Any, node: Node, args: list[Any]) -> Any:
+    a, b, bias = (_widened(torch, x) for x in args)
+    return (torch.matmul(a, b) + bias).to(args[0].dtype)
+
+
 def _cost(node: Node) -> tuple[int, int]:
     return (2 * node.type.size * node.inputs[0].type.shape[-1], traffic(node))
 
@@ -100,10 +113,10 @@ OPS = (
     ),
     Op(
         "matmul-f32",
-        "matmul of bf16 or f16 operands whose sums are given as they are, in f32.",
+        "matmul of bf16 or f16 operands whose sums are given as they are, in f32 (of f64 operands, f64).",
         ("a", "b"),
-        lambda types, attrs: replace(_infer(types, attrs), dtype="f32"),
-        lambda torch, node, args: torch.matmul(args[0].float(), args[1].float()),
+        lambda types, attrs: replace(_infer(types, attrs), dtype=_wide(types)),
+        lambda torch, node, args: torch.matmul(*(_widened(torch, x) for x in args)),
         _cost,
         Lowering("contraction"),
         lisp=False,
@@ -115,7 +128,7 @@ OPS = (
         "matmul plus a row: bf16 or f16 operands, summed in f32 and rounded once.",
         ("a", "b", "bias"),
         lambda types, attrs: _infer(types[:2], attrs),
-        lambda torch, node, args: (torch.matmul(args[0].float(), args[1].float()) + args[2].float()).to(args[0].dtype),
+        _with_bias,
         _cost,
         Lowering("contraction"),
         lisp=False,

@@ -24,6 +24,8 @@ from sexpgpu.source import Source
 
 #: codes of a text that more text may mend
 UNFINISHED = {"E-READ-001", "E-READ-004", "E-READ-005", "E-READ-009", "E-READ-011"}
+#: commands that take a form, which may go on over lines
+FORM_COMMANDS = {"ir", "grad", "time", "expand", "shape", "explain"}
 WIDEST = 4_000  # characters of a printed value
 
 
@@ -38,13 +40,10 @@ def unfinished(text: str) -> bool:
 
 def form_text(text: str) -> str:
     """The forms of an input: of a command, what follows its name; nothing where it takes words."""
-    from sexpgpu.repl.commands import COMMANDS
-
     if not text.lstrip().startswith(","):
         return text
     name, _, rest = text.lstrip()[1:].partition(" ")
-    found = COMMANDS.get(name.strip())
-    return rest if found is not None and found.forms else ""
+    return rest if name.strip() in FORM_COMMANDS else ""
 
 
 class Session:
@@ -64,8 +63,6 @@ class Session:
 
     def begin(self, file: str | None, sets: tuple[str, ...], variant: str | None) -> None:
         """A new program: an empty one, or that of a file. What was defined before is gone, if this one loads."""
-        if self.running is not None and file is None:
-            self.running = None
         selection = Selection(variant=variant, sets=sets, limit=self.limit)
         loaded = load(Source("repl", "") if file is None else file, selection)
         literals = Literals()
@@ -78,6 +75,7 @@ class Session:
         self.literals, self.running = literals, None
         self.file, self.sets, self.variant = file, sets, variant
         self.knobs: dict[str, Knob] = dict(loaded.experiment.knobs)
+        self.knob_forms: dict[str, ListForm] = {}  # of knobs that were defined at the prompt
         self.origins: Origins = ev.provenance.origins
         self.registry = Registry()
 
@@ -95,18 +93,10 @@ class Session:
         sets = {name: text for name in declared} if text is not None else {}
         for name, knob in resolve(ev, declared, {}, None, sets, ev.main.env).items():
             self.knobs[name] = knob
-            self._forms[name] = form
+            self.knob_forms[name] = form
             ev.main.env.define(name, with_knobs(knob.value, frozenset([name])), form.span)
             return knob.value
         return ()
-
-    @property
-    def _forms(self) -> dict[str, ListForm]:
-        return self.__dict__.setdefault("_knob_forms", {})
-
-    def knob_form(self, name: str) -> ListForm | None:
-        """The form of a knob that was defined at the prompt."""
-        return self._forms.get(name)
 
     def _defvariant(self, ev: Any, form: ListForm, env: Any) -> Any:
         raise self._misplaced(form)

@@ -71,6 +71,27 @@ def _attend(causal: bool, scale: float | None = None) -> Callable[..., Any]:
     return attend
 
 
+def _attend_grad(of: int, causal: bool, scale: float) -> Callable[..., Any]:
+    def gradient(ct: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray, out: np.ndarray) -> np.ndarray:
+        s = q @ np.swapaxes(k, -1, -2) * scale
+        p = _softmax(np.where(np.tril(np.ones(s.shape[-2:], bool)), s, -np.inf) if causal else s)
+        by_p = ct @ np.swapaxes(v, -1, -2)
+        by_s = p * (by_p - (by_p * p).sum(-1, keepdims=True)) * scale
+        return (by_s @ k, np.swapaxes(by_s, -1, -2) @ q, np.swapaxes(p, -1, -2) @ ct)[of]
+
+    return gradient
+
+
+def _linear_entropy_grad(of: int) -> Callable[..., Any]:
+    def gradient(x: np.ndarray, w: np.ndarray, y: np.ndarray, ct: np.ndarray) -> np.ndarray:
+        by_logits = ct[..., None] * (_softmax(x @ w) - np.eye(w.shape[1])[y])
+        if of == 2:
+            return _entropy(x @ w, y)
+        return by_logits @ w.T if of == 0 else np.tensordot(x, by_logits, (range(x.ndim - 1), range(x.ndim - 1)))
+
+    return gradient
+
+
 def _normalize(axis: Any, eps: float, center: bool = True) -> Callable[..., Any]:
     def normalize(x: np.ndarray) -> np.ndarray:
         x = x - x.mean(axis, keepdims=True) if center else x
@@ -193,6 +214,11 @@ CASES: list[Case] = [
     Case("matmul", (((3,), "real"), ((3,), "real")), np.matmul),
     Case("matmul", (((3,), "real"), ((2, 3, 2), "real")), np.matmul),
     Case("matmul", (((2, 2, 3), "real"), ((3,), "real")), np.matmul),
+    Case("matmul-f32", (((2, 2, 3), "real"), ((3, 2), "real")), np.matmul),
+    Case("matmul-bias", (((2, 2, 3), "real"), ((3, 2), "real"), ((2,), "real")), lambda a, b, c: a @ b + c),
+    Case("linear-cross-entropy", (((2, 2, 3), "real"), ((3, 4), "real"), ((2, 2), "index:4")), lambda x, w, y: _entropy(x @ w, y)),
+    *(Case("linear-cross-entropy-grad", (((2, 2, 3), "real"), ((3, 4), "real"), ((2, 2), "index:4"), ((2, 2), "real")),
+           _linear_entropy_grad(of), {"of": of}) for of in range(3)),
     Case("softmax", (REAL,), _softmax),
     Case("softmax", (REAL,), lambda x: _softmax(x, 0), {"axis": 0}),
     Case("log-softmax", (REAL,), lambda x: np.log(_softmax(x))),
@@ -208,6 +234,10 @@ CASES: list[Case] = [
     ),
     Case("attend", (((2, 3, 2), "real"), ((2, 3, 2), "real"), ((2, 3, 2), "real")), _attend(True), {"causal": True}),
     Case("attend", (((2, 2), "real"), ((3, 2), "real"), ((3, 1), "real")), _attend(False, 0.7), {"scale": 0.7}),
+    *(Case("attend-grad", (((2, 3, 2), "real"),) * 5, _attend_grad(of, True, 0.7), {"of": of, "causal": True, "scale": 0.7})
+      for of in range(3)),
+    *(Case("attend-grad", tuple((shape, "real") for shape in ((2, 1), (2, 3), (4, 3), (4, 1), (2, 1))),
+           _attend_grad(of, False, 3**-0.5), {"of": of}) for of in range(3)),
     Case("normalize", (((2, 4), "real"),), _normalize(-1, 1e-5)),
     Case(
         "normalize",

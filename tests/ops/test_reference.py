@@ -71,3 +71,14 @@ def test_bf16_products_are_summed_in_f32():
         {n: x.bfloat16() for n, x in zip(leaves, (a, b), strict=True)}
     )
     assert torch.equal(got["y"], (a.bfloat16().float() @ b.bfloat16().float()).bfloat16())
+
+
+def test_wide_products_and_products_with_a_bias_are_rounded_at_most_once():
+    generator = torch.Generator().manual_seed(2)
+    a, b, bias = (torch.randn(s, generator=generator).bfloat16() for s in ((3, 300), (300, 4), (4,)))
+    leaves = [build("input", name=n, shape=tuple(x.shape), dtype="bf16", batch=False) for n, x in zip("abc", (a, b, bias), strict=True)]
+    results = {"wide": build("matmul-f32", *leaves[:2]), "bias": build("matmul-bias", *leaves)}
+    got = Executable(results).run(dict(zip(leaves, (a, b, bias), strict=True)))
+    product = a.float() @ b.float()
+    assert results["wide"].type.dtype == "f32" and torch.equal(got["wide"], product)
+    assert results["bias"].type.dtype == "bf16" and torch.equal(got["bias"], (product + bias.float()).bfloat16())

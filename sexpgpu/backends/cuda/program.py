@@ -7,7 +7,8 @@ norm and every step before were finite. On the CPU, under Triton's interpreter, 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -105,7 +106,6 @@ class CudaProgram:
         self.precision = self.config.precision
         self.dtype = torch.float64 if self.precision == "f64" else torch.float32
         self._pool = torch.cuda.graph_pool_handle() if self.place.type == "cuda" else None
-        self._set_precision()
         self.full = state.sources(self.traced)
         self._draws: dict[tuple, torch.Tensor] = {}
         self._updates = torch.zeros((), dtype=torch.int64, device=self.place)
@@ -127,13 +127,21 @@ class CudaProgram:
         self._steps: dict[tuple[bool, int], tuple[Replay, Report]] = {}
         self._make_shadows()
 
-    def _set_precision(self) -> None:
-        tf32 = self.precision in ("tf32", "bf16")
-        torch.backends.cuda.matmul.allow_tf32 = tf32
-        torch.backends.cudnn.allow_tf32 = tf32
-        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
-        torch.use_deterministic_algorithms(self.config.deterministic, warn_only=True)
+    @contextmanager
+    def _modes(self) -> Iterator[None]:
+        """torch's process-wide switches as this run has them, while its launches are made."""
+        matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+        before = matmul.allow_tf32, cudnn.allow_tf32, matmul.allow_bf16_reduced_precision_reduction, torch.utils.deterministic.fill_uninitialized_memory
+        strict, warn = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+        matmul.allow_tf32 = cudnn.allow_tf32 = self.precision in ("tf32", "bf16")
+        matmul.allow_bf16_reduced_precision_reduction = False
         torch.utils.deterministic.fill_uninitialized_memory = False
+        torch.use_deterministic_algorithms(self.config.deterministic, warn_only=True)
+        try:
+            yield
+        finally:
+            matmul.allow_tf32, cudnn.allow_tf32, matmul.allow_bf16_reduced_precision_reduction, torch.utils.deterministic.fill_uninitialized_memory = before
+            torch.use_deterministic_algorithms(strict, warn_only=warn)
 
     @property
     def updates(self) -> int:
@@ -402,10 +410,11 @@ class CudaProgram:
                 before.wait()
             self._take(batches, turn)
             key = logged, len(batches)
-            if key not in self._steps:
-                self._steps[key] = self._build_step(*key)
-            replay, report = self._steps[key]
-            replay.run()
+            with self._modes():
+                if key not in self._steps:
+                    self._steps[key] = self._build_step(*key)
+                replay, report = self._steps[key]
+                replay.run()
             self._flight[turn] = report.send(turn)
         return self._flight[turn]
 
@@ -435,7 +444,7 @@ class CudaProgram:
 
     def evaluate(self, name: str, batch: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
         samples = len(next(iter(batch.values())))
-        with torch.inference_mode():
+        with torch.no_grad(), self._modes():
             if (name, samples) not in self._evals:
                 self._evals[name, samples] = self._build_eval(name, samples, batch)
             replay, report, fields, weights = self._evals[name, samples]

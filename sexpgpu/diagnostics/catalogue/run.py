@@ -261,6 +261,35 @@ Right:
     (defun energy-forces (positions offsets species senders receivers graph graph-mask) …)
 """,
     ),
+    "E-RUN-060": Entry(
+        "a command of the prompt that cannot be",
+        """\
+At the prompt of `sexpgpu repl`, an input that begins with a comma is a command; `,help` lists them with what they take.
+
+Why: The message says which command is meant, or what it lacks: a file, a form, a number, a run.
+
+Wrong:
+    ,run ten
+
+Right:
+    ,load examples/digits.lisp
+    ,run 10
+""",
+    ),
+    "E-RUN-061": Entry(
+        "a tensor without a value",
+        """\
+At the prompt a tensor is computed at once, so each leaf of its graph needs a value.
+
+Why: Literals, parameters and states have one. A statistic of data or an optimizer's slot gets its value from a run.
+
+Wrong:
+    (statistic data "scale" 1)
+
+Right:
+    (array 0.5)
+""",
+    ),
     "E-RUN-040": Entry(
         "no reproducer there",
         """\
