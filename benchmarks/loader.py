@@ -191,7 +191,7 @@ def main() -> None:
     parser.add_argument("--started", type=float, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.child:
-        if given.manifest.startswith("s3://"):
+        if given.child != "eager":
             from sexpgpu.run.storage import grant
             from sexpgpu.settings import load
             grant(load(os.environ))

@@ -39,7 +39,10 @@ from sexpgpu.passes.train_step import (
 from sexpgpu.source import Span
 
 #: device -> "module:class" of its program
-BACKENDS = {"cpu": "sexpgpu.backends.interpreter.program:InterpreterProgram"}
+BACKENDS = {
+    "cpu": "sexpgpu.backends.interpreter.program:InterpreterProgram",
+    "cuda": "sexpgpu.backends.cuda.program:CudaProgram",
+}
 
 
 @dataclass(frozen=True)
@@ -270,10 +273,11 @@ def knob_notes(loaded: Loaded) -> list[str]:
     return [f"knob {k.name} {show(k.value)} ({k.source}{' ' + k.via if k.via else ''}, {k.place})" for k in loaded.experiment.knobs.values()]
 
 
-def program(staged: Stages, device: str, threads: int | None) -> Any:
-    """The compiled program of a run, for `run.session`."""
+def program(staged: Stages, device: str, threads: int | None, **options: Any) -> Any:
+    """The compiled program of a run, for `run.session`. options: what the device's program takes more (`cuda`: `opened`, the
+    open device, and `budget`, bytes or None)."""
     module, name = BACKENDS[device].split(":")
-    return getattr(import_module(module), name)(staged, threads)
+    return getattr(import_module(module), name)(staged, threads, **options)
 
 
 def versions() -> dict[str, str]:

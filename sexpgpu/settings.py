@@ -95,7 +95,7 @@ def _aws(prefix: str, whose: str) -> tuple[Variable, ...]:
 
 
 VARIABLES: tuple[Variable, ...] = (
-    Variable("SEXPGPU_DEVICE", "device", "`cpu` (the interpreter) or `cuda` (a later version)", "cpu", "--device"),
+    Variable("SEXPGPU_DEVICE", "device", "`cpu` (the interpreter) or `cuda`", "cpu", "--device"),
     Variable("SEXPGPU_DEVICES", "ordinals", "devices in rank order, `0` or `0,1`", None, default_text="all visible"),
     Variable("SEXPGPU_NODES", "positive", "machines that train one run", 1),
     Variable("SEXPGPU_NODE_RANK", "natural", "which of them this one is", 0),
@@ -571,8 +571,6 @@ def not_yet(settings: Settings) -> list[Diagnostic]:
         value = settings.of(key)
         found.append(problem(code, f"{value.via} {what}", help=mend).diagnostic)
 
-    if settings.device == "cuda":
-        refuse("device", "asks for `cuda`, and this version runs on the CPU only", "leave it out, or write `cpu`")
     if settings.devices is not None and len(settings.devices) > 1:
         refuse(
             "devices", f"names {len(settings.devices)} devices, and this version uses one", "leave it out, or name one"
@@ -586,10 +584,10 @@ def not_yet(settings: Settings) -> list[Diagnostic]:
             "leave it out, or set SEXPGPU_NODES",
             "E-ENV-003",
         )
-    if settings.memory is not None:
-        refuse("memory", "sets the memory plan's budget, and this version plans no device memory", "leave it out")
-    if settings.explain is not None:
-        refuse("explain", "asks for kernels, and the CPU interpreter has none", "leave it out")
+    if settings.memory is not None and settings.device == "cpu":
+        refuse("memory", "sets the memory plan's budget, and there is no plan on the CPU", "leave it out, or add --device cuda")
+    if settings.explain is not None and settings.device == "cpu":
+        refuse("explain", "asks for kernels, and the CPU interpreter has none", "leave it out, or add --device cuda")
     if settings.syvain_metrics_api_key is None and any(
         t.partition(":")[0] == "syvain" for t in split_targets(settings.metrics or "")
     ):

@@ -19,6 +19,7 @@ STAGES = {
     "files": "sexpgpu.run.prediction",
     "refuse taken": "sexpgpu.run.checkpoints.export:refuse_taken",
     "predictor": "sexpgpu.backends.interpreter.prediction:Predictor",
+    "predictor on cuda": "sexpgpu.backends.cuda.prediction:Predictor",
 }
 
 
@@ -66,7 +67,8 @@ def command(
     data = {k: v for k, v in chosen.found.manifest.trajectory.items() if k.startswith("data ")}
     restored = trained.stage("restore")(chosen.found, chosen.plan, data, accept)
     trained.differences(restored.comparison)
-    results = files.predict(stage("predictor")(restored.program, trace), arrays, settings.data.batch)
+    predictor = stage("predictor" if restored.program.device == "cpu" else "predictor on cuda")
+    results = files.predict(predictor(restored.program, trace), arrays, settings.data.batch)
     said = files.write_output(place, results, force)
     output.show(f"{printable(out)}: {', '.join(said)}, by {chosen.found.manifest.slug}, step {chosen.found.manifest.step}")
     return 0

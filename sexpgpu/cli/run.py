@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from sexpgpu.cli import output, threads
+from sexpgpu.cli import device, output, threads
 from sexpgpu.diagnostics import SexpError, fail
 from sexpgpu.settings import Settings, load, natural, positive, require
 
@@ -36,6 +36,7 @@ STAGES = {
     "status": "sexpgpu.run.status:StatusFile",
     "failed": "sexpgpu.run.status:failed_event",
     "execute": "sexpgpu.run.session:execute",
+    "kernels": "sexpgpu.backends.cuda.report:program_lines",
 }
 
 
@@ -132,7 +133,8 @@ def _compile_and_execute(arguments: Arguments, signals: Any, status: Any) -> int
     output.report(traced.warnings)
     operations = compiler.flops(compiler.whole_step(traced, logged=False))
     count = threads.prepare(os.environ, operations, stored(settings, loaded.experiment.file, run.name))
-    planned = plan(loaded, run, traced, count, settings, arguments.sets)
+    opened = device.begin(settings, run.deterministic)
+    planned = plan(loaded, run, traced, count, settings, arguments.sets, opened)
     try:
         return stage("execute")(options(arguments), planned, signals, status)
     except SexpError as error:
@@ -164,12 +166,18 @@ def stored(settings: Settings, file: str, run: str) -> int | None:
     return stage("stored threads")(wanted)
 
 
-def plan(loaded: Any, run: Any, traced: Any, count: int, settings: Settings, sets: tuple[str, ...] = ()) -> Any:
-    """What the run loop is handed: hashes, bounds, and a function that compiles."""
+def plan(loaded: Any, run: Any, traced: Any, count: int, settings: Settings, sets: tuple[str, ...] = (), opened: Any = None) -> Any:
+    """What the run loop is handed: hashes, bounds, and a function that compiles. `opened`: the GPU, None on the CPU."""
     compiler = stage("compiler")
 
     def build() -> Any:
-        return compiler.program(compiler.stages(loaded, run), settings.device, count)
+        if opened is None:
+            return compiler.program(compiler.stages(loaded, run), "cpu", count)
+        budget = None if settings.memory is None else int(settings.memory * 2**30)
+        program = compiler.program(compiler.stages(loaded, run, "cuda"), "cuda", count, opened=opened, budget=budget)
+        if settings.explain == "kernels":
+            output.say("\n".join(stage("kernels")(program)))
+        return program
 
     return stage("plan")(
         experiment=loaded.experiment,
@@ -211,7 +219,7 @@ def again(arguments: Arguments) -> str:
     words += ["--variant", arguments.variant] if arguments.variant else []
     for text in arguments.sets:
         words += ["--set", text]
-    given = {"metrics": settings.metrics, "status": settings.status}
+    given = {"device": settings.device, "metrics": settings.metrics, "status": settings.status}
     given["diagnostics"] = ",".join(settings.diagnostics or ())
     for key, value in given.items():
         if settings.of(key).source == "flag":
@@ -226,7 +234,7 @@ def again(arguments: Arguments) -> str:
 @click.argument("run", required=False)
 @click.option("--variant", metavar="NAME", help="Knob values of a defvariant.")
 @click.option("--set", "sets", metavar="NAME=VALUE", multiple=True, help="A knob's value; may be given several times.")
-@click.option("--device", metavar="DEVICE", help="cpu (the default).")
+@click.option("--device", metavar="DEVICE", help="cpu (the default) or cuda.")
 @click.option("--metrics", metavar="TARGETS", help="jsonl:PATH, stdout, syvain or syvain:FOLDER, several by comma.")
 @click.option("--status", metavar="PATH", help="A JSON file that always says how the run stands.")
 @click.option("--checkpoint-dir", metavar="LOCATION", help="A folder or s3://bucket/prefix for checkpoints; {slug} stands for the run's slug.")

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from sexpgpu.cli import output, threads
+from sexpgpu.cli import device, output, threads
 from sexpgpu.cli.run import plan, selection
 from sexpgpu.diagnostics import fail
 from sexpgpu.settings import load, require
@@ -40,6 +40,7 @@ def flags(command: Callable[..., Any]) -> Callable[..., Any]:
     """The options that choose a program and a checkpoint for it."""
     for option in (
         click.option("--accept", is_flag=True, help="Go on although the program's numbers differ."),
+        click.option("--device", metavar="DEVICE", help="cpu (the default) or cuda."),
         click.option("--checkpoint-dir", metavar="LOCATION", help="The location in which --resume latest looks."),
         click.option("--resume", metavar="CHECKPOINT", help="A checkpoint's folder, s3://bucket/prefix/step-N, or latest."),
         click.option("--set", "sets", metavar="NAME=VALUE", multiple=True, help="A knob's value; may be repeated."),
@@ -78,7 +79,8 @@ def choose(
     compiler.check_evals(loaded, chosen, traced)
     operations = compiler.flops(compiler.whole_step(traced, logged=False))
     count = threads.prepare(os.environ, operations, found.manifest.threads)
-    return Chosen(loaded, traced, found, plan(loaded, chosen, traced, count, settings))
+    opened = device.begin(settings, chosen.deterministic)
+    return Chosen(loaded, traced, found, plan(loaded, chosen, traced, count, settings, opened=opened))
 
 
 def checkpoint(what: str, settings: Any, file: str, run: str) -> Any:

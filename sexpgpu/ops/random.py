@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from sexpgpu.ir import Node, TensorType
-from sexpgpu.ops.definition import Lowering, Op, OpProblem, Parameter
+from sexpgpu.ops.definition import Lowering, Op, OpProblem, Parameter, build, constant
 from sexpgpu.ops.helpers import Attrs, Types, per_element, require_dtype, require_float, shape_of
 from sexpgpu.ops.leaves import TORCH_NAMES
 from sexpgpu.ops.philox import draw_key, halves, words
@@ -40,7 +40,12 @@ def _first(type: TensorType, context: DrawContext) -> int:  # noqa: A002
 
 
 def _key(node: Node, context: DrawContext) -> int:
-    return draw_key(context.seed, node.attrs["path"], node.attrs["number"], node.op.removeprefix("random-"))
+    return draw_key(context.seed, node.attrs["path"], node.attrs["number"], draw_kind(node.op))
+
+
+def draw_kind(op: str) -> str:
+    """The kind that is part of a draw's key; the uniforms of a categorical draw have that draw's."""
+    return op.removeprefix("random-").removesuffix("-uniform")
 
 
 def _words(node: Node, type: TensorType, context: DrawContext) -> np.ndarray:  # noqa: A002
@@ -85,6 +90,16 @@ def _categorical(torch: Any, node: Node, args: list[Any]) -> Any:
     return torch.argmax(logits.double() - torch.log(-torch.log(u)), -1).to(torch.int32)
 
 
+def categorical_parts(node: Node) -> Node:
+    """`random-categorical` as ops that a device has kernels of: the same words, the same argmax."""
+    logits = node.inputs[0]
+    place = {"path": node.attrs["path"], "number": node.attrs["number"], "shape": logits.type.shape, "batch": logits.type.batch}
+    u = build("+", build("random-categorical-uniform", **place, dtype="f64"), constant(2.0**-25, "f64"))
+    noise = build("log", build("neg", build("log", u)))
+    wide = logits if logits.type.dtype == "f64" else build("cast", logits, dtype="f64")
+    return build("argmax", build("-", wide, noise), axis=-1)
+
+
 def _canonical(inputs: tuple[Node, ...], attrs: Attrs) -> Canonical:
     """`(random-normal :like x)` has the shape and mark of x, but not x itself as an operand."""
     attrs = {**attrs, "number": int(attrs["number"]), "batch": bool(attrs["batch"])}
@@ -115,7 +130,7 @@ _SHAPE = (Parameter("shape", "shape", ()), Parameter("batch", "bool", False))
 _FLOAT = Parameter("dtype", "dtype", "f32")
 
 
-def _draw(name: str, doc: str, reference: Callable[[Any, Node, list[Any]], Any], *more: Parameter) -> Op:
+def _draw(name: str, doc: str, reference: Callable[[Any, Node, list[Any]], Any], *more: Parameter, lisp: bool = True) -> Op:
     return Op(
         name,
         doc,
@@ -129,6 +144,7 @@ def _draw(name: str, doc: str, reference: Callable[[Any, Node, list[Any]], Any],
         differentiable=False,
         example=f"({name} [2 3])",
         canonical=_canonical,
+        lisp=lisp,
     )
 
 
@@ -141,6 +157,7 @@ OPS = (
         _bernoulli,
         Parameter("p", "float", 0.5),
     ),
+    _draw("random-categorical-uniform", "The uniforms of random-categorical.", _uniform, _FLOAT, lisp=False),
     Op(
         "random-categorical",
         "An index along the last axis, i32, with probability softmax(logits).",

@@ -45,8 +45,8 @@ def perform(session: Session, text: str, name: str) -> None:
     found = COMMANDS.get(word.strip())
     if found is None:
         fail("E-RUN-060", f"there is no command `,{word}`", _span(text, name), help=suggestion(word, COMMANDS, "commands") or ",help")
-    # the text of the forms at its own offsets, so that a caret stands under what was typed
-    found.do(session, " " * (len(text) - len(rest)) + rest, name)
+    session.line = Source(name, text)
+    found.do(session, rest, name)
 
 
 def _span(text: str, name: str) -> Span:
@@ -140,12 +140,12 @@ def _ir(session: Session, text: str, name: str) -> None:
             traced = train_graph(session.loaded, run)
             session.show(document(graph_results(traced), traced.origins, knob_notes(session.loaded)).rstrip("\n"))
         return
-    results = {str(i): session.tensor(form, ",ir") for i, form in enumerate(session.forms(text, name))}
+    results = {str(i): session.tensor(form, ",ir") for i, form in enumerate(session.forms())}
     session.show(graph_text(results).rstrip("\n"))
 
 
 def _grad(session: Session, text: str, name: str) -> None:
-    forms = session.forms(text, name)
+    forms = session.forms()
     _needs("grad", forms)
     scalar = session.tensor(forms[0], ",grad")
     registry = session.registry
@@ -177,12 +177,13 @@ def _leaves(session: Session, node: Node) -> list[tuple[str, Node]]:
         if leaf.op == "param":
             found.append((leaf.attrs["path"], leaf))
         elif leaf.op == "input" and leaf.type.is_float:
-            found.append((names.get(leaf, leaf.attrs["name"]), leaf))
+            numbers = session.literals.arrays[leaf.attrs["name"]][2] if leaf.attrs["name"] in session.literals.arrays else ()
+            found.append((names.get(leaf, "literal " + show(numbers, 40)), leaf))
     return found
 
 
 def _time(session: Session, text: str, name: str) -> None:
-    forms = session.forms(text, name)
+    forms = session.forms()
     _needs("time", forms)
     begin = time.perf_counter()
     node = session.tensor(forms[0], ",time")
@@ -203,7 +204,7 @@ def _seconds(s: float) -> str:
 
 
 def _expand(session: Session, text: str, name: str) -> None:
-    forms = session.forms(text, name)
+    forms = session.forms()
     _needs("expand", forms)
     for form in forms:
         session.show(print_form(expanded(session, form)))
@@ -224,7 +225,7 @@ def expanded(session: Session, form: Form) -> Form:
 
 
 def _shape(session: Session, text: str, name: str) -> None:
-    forms = session.forms(text, name)
+    forms = session.forms()
     _needs("shape", forms)
     for form in forms:
         session.show(str(session.tensor(form, ",shape").type))
@@ -248,7 +249,7 @@ def _explain(session: Session, text: str, name: str) -> None:
             session.report(traced.warnings)
         session.show("\n".join(lines(found)))
         return
-    node = session.tensor(session.forms(text, name)[0], ",explain")
+    node = session.tensor(session.forms()[0], ",explain")
     results = expand_gradients({"value": node}, session.origins)
     order, ops = postorder(results.values()), table()
     moved = sum(ops[n.op].cost(n)[1] for n in order)

@@ -57,6 +57,7 @@ class Session:
         self.count = 0
         self.done = False
         self.running: Any = None  # the run of `,run`
+        self.line = Source("repl", "")  # the present command
         self.begin(None, (), None)
 
     # -- the program
@@ -148,8 +149,9 @@ class Session:
         for cell in ev.budget.cells:
             cell[0] = 0
 
-    def forms(self, text: str, name: str) -> list[Form]:
-        return read(Source(name, text))
+    def forms(self) -> list[Form]:
+        """The forms of the present command; read with its name (`,grad` is a form too), so that a caret stands under what was typed."""
+        return read(self.line)[1:]
 
     def evaluate(self, form: Form) -> Any:
         """The value of one form; its layers' parameters lie in `self.registry`."""

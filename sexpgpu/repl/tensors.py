@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ from sexpgpu.backends.interpreter.dtypes import TORCH
 from sexpgpu.backends.interpreter.executable import Executable
 from sexpgpu.diagnostics import problem
 from sexpgpu.experiment.trace import Registry
-from sexpgpu.ir import Node, Origins
+from sexpgpu.ir import Node, Origins, postorder
 from sexpgpu.ops.initial import initial_value
 from sexpgpu.ops.philox import draw_key
 from sexpgpu.passes.expand import expand_gradients
@@ -55,6 +56,7 @@ class Values:
     def prepared(self, nodes: Sequence[Node], origins: Origins) -> Callable[[], list[torch.Tensor]]:
         """The compiled graph over its bound leaves: call it as often as you like."""
         results = simplify(expand_gradients({str(i): n for i, n in enumerate(nodes)}, origins), origins)
+        _fits(results)
         executable = Executable(results)
         bindings = {leaf: self.of(leaf) for leaf in executable.leaves}
         count = range(len(nodes))
@@ -64,6 +66,18 @@ class Values:
             return [values[str(i)] for i in count]
 
         return run
+
+
+def _fits(results: Mapping[str, Node]) -> None:
+    """A tensor larger than the memory that is free is refused: asking for it could end the process."""
+    try:
+        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError, AttributeError):
+        return
+    largest = max(postorder(results.values()), key=lambda node: node.type.bytes)
+    if largest.type.bytes > free:
+        raise problem("E-MEM-001", f"{largest.op} makes a {largest.type} of {largest.type.bytes / 2**30:,.1f} GiB, and {free / 2**30:,.1f} GiB are free",
+                      help="choose smaller sizes; `,shape` and `,ir` compute nothing")
 
 
 def text(value: torch.Tensor, kind: str) -> str:

@@ -10,7 +10,6 @@ from typing import Any
 from prompt_toolkit import PromptSession
 from prompt_toolkit.completion import Completer, Completion
 from prompt_toolkit.document import Document
-from prompt_toolkit.filters import Condition
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings
 from prompt_toolkit.lexers import PygmentsLexer
@@ -57,7 +56,8 @@ def _keys() -> KeyBindings:
     """Enter ends an input whose brackets pair, and else begins a new line."""
     keys = KeyBindings()
 
-    @keys.add("enter", filter=Condition(lambda: True))
+    @keys.add("enter")
+    @keys.add("c-j")  # Enter as it comes from a terminal that was not in raw mode yet
     def _(event: Any) -> None:
         buffer = event.current_buffer
         if buffer.complete_state is not None and buffer.complete_state.current_completion is not None:

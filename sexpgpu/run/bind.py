@@ -24,28 +24,55 @@ class BoundData:
     feeds: Feeds
     capacities: dict[str, Any] = field(default_factory=dict)  # of packed training batches, by source
 
+    def close(self) -> None:
+        """Ends the reading of what nobody waits for any more."""
+        close(self.datasets)
+
     def digests(self) -> dict[str, dict[str, Any]]:
         """What a manifest says of the data."""
         return {name: {"digest": d.digest, "count": d.count, "location": d.source.location, "statistics": dict(d.statistics)}
                 | ({"capacities": self.capacities[name]} if name in self.capacities else {}) for name, d in self.datasets.items()}
 
 
-def bind(run: Run, bounds: Sequence[FieldBound] = (), say: Callable[[str], None] = lambda text: None) -> BoundData:
-    """Each source is read once. `say` hears of a location outside the file's folder before it is opened."""
+def bind(run: Run, bounds: Sequence[FieldBound] = (), say: Callable[[str], None] = lambda text: None, first: int = 0,
+         stopping: Callable[[], int | None] = lambda: None) -> BoundData:
+    """Each source is read once; of a large manifest what update `first` needs, and the rest while the run goes on.
+
+    `say` hears of a location outside the file's folder before it is opened. Halted once `stopping` gives a signal.
+    """
     datasets: dict[str, Any] = {}
+    try:
+        return _bound(run, bounds, say, first, stopping, datasets)
+    except BaseException:
+        close(datasets)
+        raise
+
+
+def close(datasets: dict[str, Any]) -> None:
+    for dataset in datasets.values():
+        if hasattr(dataset, "close"):
+            dataset.close()
+
+
+def _bound(run: Run, bounds: Sequence[FieldBound], say: Callable[[str], None], first: int, stopping: Callable[[], int | None],
+           datasets: dict[str, Any]) -> BoundData:
     for batches in (run.data, *(evaluation.data for evaluation in run.evals)):
         source = batches.source
         if source.name not in datasets:
             if not source.structures:  # opened and announced by `measure`
                 announce(source, say)
-            datasets[source.name] = _with_statistics(open_source(source, say=say), run)
+            datasets[source.name] = _with_statistics(open_source(source, say=say, stopping=stopping), run)
     feeds = Feeds(
         train_feed(datasets[run.data.source.name], run.data, run.seed),
         {e.name: eval_feed(datasets[e.data.source.name], e.data) for e in run.evals},
     )
-    for dataset in datasets.values():  # a manifest's shards were read for the feeds
+    for dataset in datasets.values():
         for bound in bounds:
-            check_bound(dataset, bound)
+            if hasattr(dataset, "expect"):  # a manifest, whose shards may be read later
+                dataset.expect(bound)
+            else:
+                check_bound(dataset, bound)
+    feeds.train.ready(first)
     return BoundData(datasets, feeds, {run.data.source.name: run.data.capacities} if run.data.capacities else {})
 
 

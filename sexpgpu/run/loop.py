@@ -16,6 +16,7 @@ from sexpgpu.run.checkpoints.writer import Outcome
 from sexpgpu.run.data.feed import EvalFeed, Feed
 from sexpgpu.run.events import EvalDone, Event, Finished, NotFinite, PhaseChanged, StepDone, Stopped, Warned
 from sexpgpu.run.program import Program, StepResult
+from sexpgpu.run.signals import Halted
 
 #: (step, its result) -> lines that say why the step was not finite
 Autopsy = Callable[[int, StepResult], tuple[str, ...]]
@@ -115,7 +116,11 @@ def train(
         step += 1
         last = step == stop_step
         logged = last or _divides(run.log_every, step)
-        result = _update(program, run, feeds, step, meter, logged, clock)
+        try:
+            result = _update(program, run, feeds, step, meter, logged, clock)
+        except Halted:  # while its batch was waited for
+            step -= 1
+            break
         if not result.finite:
             told = autopsy(step, result) if autopsy is not None else ()
             yield NotFinite(step, stop_step, result, told)
@@ -154,7 +159,10 @@ class _Evals:
         self.better = False
         for i, evaluation in enumerate(due):
             yield PhaseChanged("evaluating", step)
-            done = evaluate(self._program, evaluation, self._feeds.evals[evaluation.name], step, self._clock, self._stopping)
+            try:
+                done = evaluate(self._program, evaluation, self._feeds.evals[evaluation.name], step, self._clock, self._stopping)
+            except Halted:
+                done = None
             if done is None:
                 self.left = tuple(e.name for e in due[i:])
                 return

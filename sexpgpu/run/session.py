@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import shlex
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -34,7 +35,7 @@ from sexpgpu.run.options import RunOptions, RunPlan
 from sexpgpu.run.plain import plain_knobs
 from sexpgpu.run.program import Program, StepResult
 from sexpgpu.run.progress import Tally, progress_for, say
-from sexpgpu.run.signals import Interrupted, Signals, parse_duration
+from sexpgpu.run.signals import Halted, Interrupted, Signals, parse_duration
 from sexpgpu.run.slug import head_of, new_run_id, new_slug, slug_head
 from sexpgpu.run.status import StatusFile
 
@@ -98,7 +99,11 @@ class _Session:
         self.specs = parse_targets(options.metrics, options.folder)
         self._open_status()
         choice = self._choose()
-        self.data = data = bind(plan.run, plan.bounds, self.note)
+        try:
+            with self.signals.at_once():
+                self.data = data = bind(plan.run, plan.bounds, self.note, self._first(choice), self.signals.stopping)
+        except (Halted, Interrupted) as stop:
+            return self._stopped_early(choice, stop)
         if choice.found is not None and choice.found.manifest.step >= plan.run.steps and not choice.found.manifest.owed:
             return self._nothing_to_do(choice)
         trajectory = dict(plan.trajectory) | {f"data {name}": d.digest for name, d in data.datasets.items()}
@@ -162,6 +167,18 @@ class _Session:
         if self.status is not None:
             self.status.set(slug=self.slug, run_id=self.run_id, checkpoint=self._status_checkpoint(choice))
         return choice
+
+    def _first(self, choice: Choice) -> int:
+        """Updates that are made already."""
+        return choice.found.manifest.step if choice.found is not None else 0
+
+    def _stopped_early(self, choice: Choice, stop: Halted | Interrupted) -> int:
+        """Before the first step, while data were read: what a resume began from is as durable as it was."""
+        signum = stop.signum if isinstance(stop, Interrupted) else self.signals.stopping() or signal.SIGTERM
+        durable = choice.found is not None and not choice.fork and choice.location is not None
+        self.note("stopped while data were read, before the first step")
+        self.emit(Stopped(self._first(choice), signum, durable))
+        return 4 if durable else 128 + signum
 
     def _status_checkpoint(self, choice: Choice) -> dict[str, Any] | None:
         if choice.found is not None and not choice.fork:
@@ -235,7 +252,7 @@ class _Session:
 
     def _loop(self, choice: Choice, data: BoundData, trajectory: dict[str, str]) -> int:
         assert self.program is not None
-        first = choice.found.manifest.step if choice.found else 0
+        first = self._first(choice)
         owed: tuple[str, ...] = ()
         durable = None
         if self.store is not None:
@@ -369,7 +386,7 @@ class _Session:
         self._end_progress()
         with contextlib.suppress(OSError):
             self._tell_metrics()
-        for thing in (self.status, self.store, self.program):
+        for thing in (self.data, self.status, self.store, self.program):
             if thing is not None:
                 with contextlib.suppress(OSError):
                     thing.close()

@@ -1,16 +1,18 @@
 """SIGINT, SIGTERM, SIGUSR1 and --max-time as flags that the loop reads between steps.
 
-The first SIGINT or SIGTERM, in whatever phase, asks for an orderly end. A second one ends at once: it raises
-`Interrupted`, so that the status file still says `stopped`. A third leaves without a word.
+The first SIGINT or SIGTERM, in whatever phase, asks for an orderly end. A second one, or the first while data are read
+before the first step, ends at once: it raises `Interrupted`, so that the status file still says `stopped`. A third leaves without a word.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from sexpgpu.diagnostics import fail
@@ -26,6 +28,10 @@ class Interrupted(BaseException):
         self.signum = signum
 
 
+class Halted(BaseException):
+    """A wait for data was ended by the first signal. The loop then ends as it does between two steps."""
+
+
 class Signals:
     """Flags of one process. `deadline_seconds` from now acts as SIGTERM."""
 
@@ -33,6 +39,7 @@ class Signals:
         self._stop: int | None = None
         self._save = False
         self._count = 0
+        self._hasty = False
         self._old: dict[int, Any] = {}
         self._deadline: float | None = None
         self.limit(deadline_seconds)
@@ -60,6 +67,17 @@ class Signals:
             self._stop = int(signal.SIGTERM)
         return self._stop
 
+    @contextlib.contextmanager
+    def at_once(self) -> Iterator[None]:
+        """Inside, the first SIGINT or SIGTERM ends the process as a second one does: nothing was made that could be lost."""
+        if self._stop is not None:
+            raise Interrupted(self._stop)
+        self._hasty = True
+        try:
+            yield
+        finally:
+            self._hasty = False
+
     def take_save_request(self) -> bool:
         asked, self._save = self._save, False
         return asked
@@ -68,7 +86,7 @@ class Signals:
         self._count += 1
         if self._count > 2:
             os._exit(128 + signum)
-        if self._count == 2:
+        if self._count == 2 or self._hasty:
             raise Interrupted(signum)
         if self._stop is None:
             self._stop = signum

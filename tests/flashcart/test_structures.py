@@ -11,10 +11,12 @@ from sexpgpu.compiler import Selection, choose_run, load, program, stages, train
 from sexpgpu.diagnostics import SexpError
 from sexpgpu.experiment.model import Batches, DataSource
 from sexpgpu.experiment.structures import ENERGIES, LENGTHS
+from sexpgpu.run import storage
 from sexpgpu.run.bind import bind
 from sexpgpu.run.data.extxyz import edges_of, neighbours, parse, read
 from sexpgpu.run.data.structures import capacities, pack, packed, statistics
 from sexpgpu.run.measure import measured
+from sexpgpu.settings import load
 
 OPTIONS = {
     "elements": ["H", "O"], "cutoff": 2.5, "energy-key": "energy", "forces-key": "forces", "stress-key": "stress",
@@ -49,7 +51,7 @@ def opened(folder, text, name="a.extxyz", say=lambda t: None, split=(), **option
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path_factory, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+    monkeypatch.setattr(storage, "_granted", load({"XDG_CACHE_HOME": str(tmp_path_factory.mktemp("cache"))}))
 
 
 @pytest.mark.parametrize("name", ["a.extxyz", "a.extxyz.gz"])
@@ -139,7 +141,7 @@ def test_edges_are_all_pairs(periodic):
 def test_neighbours_are_cached_and_a_torn_cache_is_made_again(tmp_path, monkeypatch):
     frames = list(parse(source(tmp_path), WATER + CRYSTAL))
     first = neighbours(frames, 2.5, "k")
-    path = os.path.join(os.environ["XDG_CACHE_HOME"], "sexpgpu", "data", "k.npz")
+    path = os.path.join(storage.granted().xdg_cache_home, "sexpgpu", "data", "k.npz")
     assert os.path.exists(path)
     with monkeypatch.context() as without:
         without.setattr("sexpgpu.run.data.extxyz.edges_of", None)

@@ -13,11 +13,12 @@ import pytest
 
 from sexpgpu.diagnostics import SexpError
 from sexpgpu.experiment.model import Batches, DataSource, Field
+from sexpgpu.run import storage
 from sexpgpu.run.data import open_source
 from sexpgpu.run.data import place as places
 from sexpgpu.run.data.dataset import FieldBound, check_bound
 from sexpgpu.run.data.feed import TrainFeed, eval_feed, train_feed
-from sexpgpu.run.data.manifest import reader, schema
+from sexpgpu.run.data.manifest import index, reader, schema
 from sexpgpu.run.data.manifest.build import Input, build, parse_input
 from sexpgpu.run.data.manifest.look import inspect, objects, open_manifest, verify
 from sexpgpu.run.data.manifest.schema import Shard, parse
@@ -25,6 +26,7 @@ from sexpgpu.run.data.manifest.shards import check_digest, fetch
 from sexpgpu.run.data.place import LocalPlace
 from sexpgpu.run.data.records import Wrong
 from sexpgpu.run.data.workers import Progress
+from sexpgpu.settings import load
 
 SAMPLES = Path(__file__).parents[1] / "data" / "manifest_sample"
 ID = Field("id", "i64")
@@ -32,7 +34,12 @@ ID = Field("id", "i64")
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    cache_in(monkeypatch, tmp_path / "cache")
+
+
+def cache_in(monkeypatch, folder):
+    """As a command does that found XDG_CACHE_HOME."""
+    monkeypatch.setattr(storage, "_granted", load({"XDG_CACHE_HOME": str(folder)}))
 
 
 def source(folder, *fields, location="m/data-manifest-v1.json", **options):
@@ -213,7 +220,7 @@ def test_500_batches_are_the_same_for_ranks_workers_and_resumes(tmp_path, monkey
     data = data_of(found, batch=8, shuffle=True)
     wanted = None
     for workers in (0, 1, 4):
-        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / f"cache-{workers}"))
+        cache_in(monkeypatch, tmp_path / f"cache-{workers}")
         opened = reader.read(found, tmp_path, workers=workers)
         for ranks in (1, 2, 4):
             feeds = [train_feed(opened, data, 3, rank, ranks) for rank in range(ranks)]
@@ -252,7 +259,7 @@ def test_the_second_start_reads_no_shard(tmp_path, monkeypatch):
     make(tmp_path, {"train": rows(40)})
     found = source(tmp_path)
     first = ids(train_feed(open_source(found), data_of(found, shuffle=True), 0), range(9))
-    monkeypatch.setattr(reader, "fetch", None)
+    monkeypatch.setattr(index, "fetch", None)
     assert ids(train_feed(open_source(found), data_of(found, shuffle=True), 0), range(9)) == first
 
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from sexpgpu.cli import main
 from sexpgpu.diagnostics import SexpError
 from sexpgpu.experiment.model import Batches, DataSource, Field
-from sexpgpu.run import disk
+from sexpgpu.run import disk, storage
 from sexpgpu.run.data import jsonl, open_source, parsed, tokenizer
 from sexpgpu.run.data.block import BlockWriter, facts, open_block
 from sexpgpu.run.data.cache import Cache, key_of, open_cache, size
@@ -26,13 +26,14 @@ from sexpgpu.run.data.feed import EvalFeed, TrainFeed, train_feed
 from sexpgpu.run.data.prefetch import Prefetched
 from sexpgpu.run.data.records import Start, Wrong, parse_lines
 from sexpgpu.run.data.workers import Task, child_environment, default_workers, run_all
+from sexpgpu.settings import load
 
 X, LABEL = Field("x", "f32", (3,)), Field("label", "i32")
 
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(storage, "_granted", load({"XDG_CACHE_HOME": str(tmp_path / "cache")}))
 
 
 def source(folder, fmt, location, *fields, **options):

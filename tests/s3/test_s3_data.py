@@ -11,7 +11,6 @@ from sexpgpu.diagnostics import SexpError
 from sexpgpu.experiment.model import Batches, DataSource, Field
 from sexpgpu.run import storage
 from sexpgpu.run.data import open_source
-from sexpgpu.run.data import place as places
 from sexpgpu.run.data.feed import eval_feed
 from sexpgpu.run.data.manifest.look import objects, open_manifest, verify
 from sexpgpu.run.data.manifest.shards import fetch
@@ -39,10 +38,10 @@ def _reached(server, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for name, value in server.environ(prefix="SEXPGPU_DATA_").items():
         monkeypatch.setenv(name, value)
-    places.bucket.cache_clear()
-    monkeypatch.setattr(storage, "_granted", load(server.environ()))
+    before = storage.granted()
+    storage.grant(load(server.environ() | {"XDG_CACHE_HOME": str(tmp_path / "cache")}))
     yield
-    places.bucket.cache_clear()
+    storage.grant(before)
 
 
 @pytest.mark.parametrize(

@@ -441,6 +441,11 @@ def random_uniform(key, draw, element):
 
 
 @triton.jit
+def random_categorical_uniform(key, draw, element):
+    return random_uniform(key, draw, element)
+
+
+@triton.jit
 def random_normal(key, draw, element):
     element = element.to(tl.int64) + tl.load(key + 1)
     even = element - element % 2

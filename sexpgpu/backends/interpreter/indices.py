@@ -7,20 +7,8 @@ from typing import Any
 
 from sexpgpu.diagnostics import problem
 from sexpgpu.ir import Node, Origins
+from sexpgpu.ops.bounds import indexed
 from sexpgpu.ops.random import DrawContext
-
-#: op -> the operands that index, and how many there are to index, of a node
-INDEXED = {
-    "gather": ((1,), lambda node: node.inputs[0].type.shape[node.attrs["axis"]]),
-    "embed": ((1,), lambda node: node.inputs[0].type.shape[0]),
-    "scatter-add": ((1,), lambda node: node.attrs["count"]),
-    "softmax-cross-entropy": ((1,), lambda node: node.inputs[0].type.shape[-1]),
-    "softmax-cross-entropy-grad": ((1,), lambda node: node.inputs[0].type.shape[-1]),
-    "tensor-product": ((3, 4), lambda node: node.inputs[0].type.shape[0]),  # senders and receivers, where it has them
-    "tensor-product-grad": (
-        (3, 4), lambda node: node.attrs["shape"][0] if node.attrs["target"] == "a" else node.inputs[0].type.shape[0],
-    ),
-}
 
 
 def refuse_index(executable: Any, bindings: Mapping[Node, Any], context: DrawContext, origins: Origins) -> None:
@@ -31,10 +19,8 @@ def refuse_index(executable: Any, bindings: Mapping[Node, Any], context: DrawCon
 
 
 def _look(origins: Origins, node: Node, operands: list[Any]) -> None:
-    places, count_of = INDEXED.get(node.op, ((), None))
-    for place in places:
-        if place < len(operands) and count_of is not None:
-            _refuse(origins, node, operands[place].reshape(-1), count_of(node))
+    for place, count in indexed(node):
+        _refuse(origins, node, operands[place].reshape(-1), count)
 
 
 def _refuse(origins: Origins, node: Node, index: Any, count: int) -> None:

@@ -1,5 +1,49 @@
 """Codes E-DEV-…: title and page of each. A code is never reused."""
 
+from sexpgpu.diagnostics.catalogue.page import page
 from sexpgpu.diagnostics.core import Entry
 
-CODES: dict[str, Entry] = {}
+CODES: dict[str, Entry] = {
+    "E-DEV-001": Entry("torch without CUDA", page(
+        "The device `cuda` needs a torch that is built for CUDA. The installed one is for the CPU alone.",
+        "pip install torch --index-url https://download.pytorch.org/whl/cpu\nsexpgpu run digits.lisp --device cuda",
+        "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/cu128\nsexpgpu run digits.lisp --device cuda",
+        "Compiled kernels are launched through torch's CUDA runtime. `explain --device cuda` needs none: it lowers without a GPU.")),
+    "E-DEV-002": Entry("no GPU visible", page(
+        "The driver shows this process no GPU: there is none, the driver is not loaded, a container was started without it, or "
+        "`CUDA_VISIBLE_DEVICES` hides it.",
+        "CUDA_VISIBLE_DEVICES= sexpgpu run digits.lisp --device cuda",
+        "CUDA_VISIBLE_DEVICES=0 sexpgpu run digits.lisp --device cuda",
+        "`nvidia-smi` lists what the driver sees. A container needs `--gpus all`.")),
+    "E-DEV-003": Entry("driver too old", page(
+        "The NVIDIA driver is older than the CUDA version that torch is built for. The message names both.",
+        "sexpgpu run digits.lisp --device cuda   # a driver of CUDA 11, a torch of CUDA 12",
+        "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/cu118\nsexpgpu run digits.lisp --device cuda",
+        "A newer driver runs older CUDA versions, an older driver no newer ones. Updating the driver mends it too.")),
+    "E-DEV-004": Entry("no such GPU", page(
+        "`SEXPGPU_DEVICES` names a GPU that is not there. GPUs are numbered from 0, after `CUDA_VISIBLE_DEVICES`.",
+        "CUDA_VISIBLE_DEVICES=3 SEXPGPU_DEVICES=3 sexpgpu run digits.lisp --device cuda",
+        "CUDA_VISIBLE_DEVICES=3 SEXPGPU_DEVICES=0 sexpgpu run digits.lisp --device cuda",
+        "With `CUDA_VISIBLE_DEVICES=3` the process sees one GPU, and that is number 0.")),
+    "E-DEV-005": Entry("which GPU", page(
+        "Several GPUs are visible and nothing says which one to take. A run uses one GPU in this version.",
+        "sexpgpu run digits.lisp --device cuda   # on a machine with 8 GPUs",
+        "SEXPGPU_DEVICES=0 sexpgpu run digits.lisp --device cuda",
+        "Taking the first one silently would put the runs of two people on the same GPU.")),
+    "E-DEV-006": Entry("op without lowering", page(
+        "The program has an op that the CUDA backend has no kernel or library call of, at this dtype. The message names the op and "
+        "where it is made.",
+        "sexpgpu run model.lisp --device cuda",
+        "sexpgpu run model.lisp --device cpu",
+        "The interpreter runs every op. Please report which op it was.")),
+    "E-DEV-007": Entry("kernel cache not used", page(
+        "A warning: compiled kernels cannot be kept, because the cache's folder cannot be written, belongs to another user, or can "
+        "be written by others. The run goes on, with a temporary folder; the next start compiles again.",
+        "XDG_CACHE_HOME=/read-only sexpgpu run digits.lisp --device cuda",
+        "XDG_CACHE_HOME=$HOME/.cache sexpgpu run digits.lisp --device cuda",
+        "A cache that others may write to could hand this process their code.")),
+    "E-DEV-008": Entry("Triton missing", page(
+        "Kernels for `cuda` are written in Triton, which is not installed. It comes with SexpGPU on Linux; there is none for other systems.",
+        "pip uninstall triton\nsexpgpu run digits.lisp --device cuda",
+        "pip install triton\nsexpgpu run digits.lisp --device cuda")),
+}

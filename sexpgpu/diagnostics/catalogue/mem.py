@@ -16,4 +16,30 @@ Right:
     :data (batches d :batch 4000) :accumulate 4
 """,
     ),
+    "E-MEM-002": Entry(
+        "more than the device's memory",
+        """The program was planned before its first step, and the plan is larger than the memory of the device that is free, or
+than `SEXPGPU_MEMORY`. The message says what each part takes, names the largest tensors by the layer that makes them, and the
+largest batch that would fit. Parameters, gradients and the optimizer's state do not depend on the batch; activations do.
+
+Wrong:
+    :data (batches d :batch 512)
+
+Right:
+    :data (batches d :batch 512) :accumulate 8
+""",
+    ),
+    "E-MEM-003": Entry(
+        "the device ran out of memory",
+        """The device refused memory to a program whose plan had fit: another process took it meanwhile, or a library
+needs more than was planned for. The message has the plan and the other processes on the device. Steps that were made are not
+lost where a checkpoint location is given.
+
+Wrong:
+    sexpgpu run model.lisp --device cuda   # beside another run on the same GPU
+
+Right:
+    SEXPGPU_DEVICES=1 sexpgpu run model.lisp --device cuda
+""",
+    ),
 }

@@ -12,6 +12,7 @@ from math import prod
 from sexpgpu.ir import DTYPES, Node, Origins, postorder
 from sexpgpu.ops import build, constant
 from sexpgpu.ops.helpers import add, combine, div, expand_reduced, mul, spread, sub, total, where
+from sexpgpu.ops.random import categorical_parts
 from sexpgpu.passes.rewrite import rebuild, rewrite
 
 #: views that move elements without computing; a cast commutes with them
@@ -259,5 +260,6 @@ _RULES: dict[str, Callable[[Node], Node | None]] = {
     "reduce-any": _reduction,
     "prod": _reduction,
     "cast": _cast,
+    "random-categorical": categorical_parts,
 }
 __all__ = ["MOVES", "constant", "decompose", "expand_reduced", "spread"]

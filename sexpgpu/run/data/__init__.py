@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -34,10 +35,12 @@ def locate(source: DataSource, folder: str | Path | None = None) -> Path | None:
         raise one_or_all(replace(d, span=d.span or source.location_span or source.span) for d in mistake.diagnostics) from None
 
 
-def open_source(source: DataSource, folder: str | Path | None = None, say: Say = silent) -> Any:
+def open_source(source: DataSource, folder: str | Path | None = None, say: Say = silent,
+                stopping: Callable[[], int | None] = lambda: None) -> Any:
     """The source, read and checked: a Dataset, a Stream or a Manifested (its shards are read when a feed asks).
 
     `folder`: what its location is relative to, by default the source's own. `say` hears of what took long or is odd.
+    `stopping`: whether the run is to end, asked while shards are waited for.
     """
     if source.format not in FORMATS:
         fail("E-DATA-010", f"`{source.format}` is not a data format of this version", source.span,
@@ -45,6 +48,6 @@ def open_source(source: DataSource, folder: str | Path | None = None, say: Say =
     module, name = FORMATS[source.format].split(":")
     reader = getattr(import_module(module), name)
     if source.format == "manifest":
-        return reader(source, Path(folder if folder is not None else source.folder), say)
+        return reader(source, Path(folder if folder is not None else source.folder), say, stopping=stopping)
     path = locate(source, folder)
     return reader(source, path if path is not None else storage.local_copy(source.location, "data"), say)

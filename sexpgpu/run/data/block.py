@@ -37,12 +37,13 @@ class Block:
 class BlockWriter:
     """Rows come in parts; an array's parts are kept in files of their own until `finish` joins them.
 
-    So memory holds one part at a time, whatever the number of rows.
+    So memory holds one part at a time, whatever the number of rows. `tag`: what the names of unfinished files have, so
+    that whoever ends this process can remove them.
     """
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, tag: str | None = None):
         self.path = path
-        self._stage = path.with_name(f".{path.name}.{uuid4().hex}")
+        self._stage = path.with_name(f".{path.name}.{tag or uuid4().hex}")
         self._parts: dict[str, tuple[Any, np.dtype, tuple[int, ...]]] = {}
         self._rows = 0
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from sexpgpu.diagnostics import note_warning, printable, render
-from sexpgpu.settings import read
+from sexpgpu.run import storage
 
 VERSION = 1  # of what is stored: another one, other keys
 UNUSED = 30 * 86400  # seconds after which an entry that nobody opened is removed
@@ -94,7 +94,7 @@ def warned(how: str, why: str) -> str:
 
 def home_folder() -> Path:
     """`XDG_CACHE_HOME`, or ~/.cache; a relative one is ignored, as its standard says."""
-    given = Path(str(read(os.environ).xdg_cache_home or ""))
+    given = Path(str(storage.granted().xdg_cache_home or ""))
     return given if given.is_absolute() else Path(os.path.expanduser("~")) / ".cache"
 
 

@@ -41,6 +41,9 @@ class Feed(Protocol):
     def cursor(self, step: int) -> tuple[int, int]:
         """(epoch, index) of the first sample not yet used after `step` updates."""
 
+    def ready(self, step: int) -> None:
+        """Waits until update `step` can be made without waiting for data that are still being read."""
+
     def numbers(self, step: int) -> np.ndarray:
         """Of update `step`'s samples: their numbers in the source (rows, or the part's windows or records), from 0."""
 
@@ -77,6 +80,11 @@ class TrainFeed:
     def cursor(self, step: int) -> tuple[int, int]:
         return cursor(len(self.samples), self.size, step)
 
+    def ready(self, step: int) -> None:
+        need = getattr(self.samples, "need", None)
+        if need is not None:  # a shuffle takes its samples from everywhere
+            need(None if self.shuffle else batch_indices(len(self.samples), self.seed, self.size, step, False))
+
     def numbers(self, step: int) -> np.ndarray:
         index = own(batch_indices(len(self.samples), self.seed, self.size, step, self.shuffle), self.rank, self.ranks)
         return self.samples.rows[index] if isinstance(self.samples, Rows | Packed) else index
@@ -96,6 +104,10 @@ class StagedFeed:
     def cursor(self, step: int) -> tuple[int, int]:
         feed, local = self._at(step)
         return feed.cursor(local)
+
+    def ready(self, step: int) -> None:
+        feed, local = self._at(step)
+        feed.ready(local)
 
     def numbers(self, step: int) -> np.ndarray:
         feed, local = self._at(step)

@@ -8,12 +8,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from sexpgpu.diagnostics import fail, printable
-from sexpgpu.run.storage import is_remote, open_storage, split
+from sexpgpu.run.storage import credentials_for, is_remote, open_storage, split
 
 CHUNK = 1 << 20
 
@@ -74,10 +73,17 @@ class RemotePlace:
 Place = LocalPlace | RemotePlace
 
 
-@lru_cache(maxsize=16)
+_opened: dict[str, tuple[Any, Any]] = {}  # bucket -> the credentials it was opened with, and its storage
+
+
 def bucket(name: str) -> Any:
-    """One connection a bucket."""
-    return open_storage(f"s3://{name}", "data")
+    """One connection a bucket, as long as it is reached with the same credentials."""
+    location = f"s3://{name}"
+    known = credentials_for("data", location)
+    held = _opened.get(name)
+    if held is None or held[0] is not known:
+        held = _opened[name] = (known, open_storage(location, "data"))
+    return held[1]
 
 
 def place(location: str, folder: str | Path = ".") -> Place:

@@ -35,6 +35,9 @@ class Prefetched:
     def cursor(self, step: int) -> tuple[int, int]:
         return self._feed.cursor(step)
 
+    def ready(self, step: int) -> None:
+        self._feed.ready(step)
+
     def numbers(self, step: int) -> np.ndarray:
         return self._feed.numbers(step)
 

@@ -14,13 +14,14 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from sexpgpu.diagnostics import problem
 from sexpgpu.run.data.child import call, receive, send
+from sexpgpu.run.signals import Halted
 
 STALL = 60.0  # seconds without a byte after which a read is given up
 READERS = 3  # threads without workers: one parses while the others wait for a disk or a store
@@ -41,17 +42,27 @@ class Progress:
 @dataclass(eq=False)
 class Task:
     """`function(*arguments)` of child.call; `prepare`, where given, is called first by the thread, with a Progress,
-    and gives the arguments. `what` names the task in messages; `scrap` is a file removed when it is done."""
+    and gives the arguments. `what` names the task in messages; `scrap` is a file removed when it is done; what begins
+    with `stage` is removed where it is not done."""
 
     function: str
     arguments: tuple[Any, ...] = ()
     prepare: Any = None
     what: str = "a piece of data"
     scrap: Path | None = None
+    stage: Path | None = None
     progress: Progress = field(default_factory=Progress)
     result: Any = None
     error: BaseException | None = None
     done: threading.Event = field(default_factory=threading.Event)
+
+    def sweep(self) -> None:
+        """What a process that was ended has left."""
+        if self.scrap is not None:
+            self.scrap.unlink(missing_ok=True)
+        if self.stage is not None:
+            for path in self.stage.parent.glob(f"{self.stage.name}*"):
+                path.unlink(missing_ok=True)
 
 
 def default_workers(work: int, each: int = 8 << 20) -> int:
@@ -60,8 +71,9 @@ def default_workers(work: int, each: int = 8 << 20) -> int:
     return min(work // each, cpus, 8)
 
 
-def run_all(tasks: Iterable[Task], workers: int, stall: float = STALL) -> Iterator[Any]:
-    """The tasks' results, in order. The first error ends it. 0 workers: READERS threads read, this process parses."""
+def run_all(tasks: Iterable[Task], workers: int, stall: float = STALL, ended: Callable[[], bool] = lambda: False) -> Iterator[Any]:
+    """The tasks' results, in order. The first error ends it, and so does `ended` (Halted). 0 workers: READERS threads
+    read, this process parses."""
     ahead = 2 * workers or READERS
     pool = _Pool(workers or READERS, inline=workers < 1)
     waiting: deque[Task] = deque()
@@ -70,15 +82,21 @@ def run_all(tasks: Iterable[Task], workers: int, stall: float = STALL) -> Iterat
             waiting.append(task)
             pool.put(task)
             while len(waiting) >= ahead:
-                yield _await(waiting.popleft(), stall)
+                yield _await(waiting[0], stall, ended)
+                waiting.popleft()
         while waiting:
-            yield _await(waiting.popleft(), stall)
+            yield _await(waiting[0], stall, ended)
+            waiting.popleft()
     finally:
         pool.close()
+        for task in waiting:
+            task.sweep()
 
 
-def _await(task: Task, stall: float) -> Any:
+def _await(task: Task, stall: float, ended: Callable[[], bool]) -> Any:
     while not task.done.wait(0.2):
+        if ended():
+            raise Halted
         idle = time.monotonic() - task.progress.moved
         if not task.progress.parsing and idle > stall:
             raise problem("E-DATA-029", f"{task.what}: nothing was read for {idle:.0f} seconds",
@@ -109,6 +127,8 @@ class _Pool:
             self._tasks.put(None)
         for child in self._children:
             child.kill()
+        for child in self._children:  # what they were writing is about to be removed
+            child.wait()
 
     def _work(self) -> None:
         child: subprocess.Popen[bytes] | None = None

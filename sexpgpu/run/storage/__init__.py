@@ -4,7 +4,8 @@ A `Storage` is a place (a folder, or a bucket and prefix) with named objects in 
 method that fails raises `StorageError` (a coded mistake; `reason` is its clause), `Missing` where an object is not
 there, `Taken` where a conditional write lost. Retries, deadlines and prefetch are the backend's business.
 
-How S3 is reached is given once, by `grant`, when a command has read its settings; nothing here reads the environment.
+How S3 is reached, and where the user's cache is, is given once, by `grant`, when a command has read its settings; nothing
+here reads the environment.
 """
 
 from __future__ import annotations
@@ -124,10 +125,15 @@ _credentials: dict[str, Credentials] = {}  # by role: places of one role share a
 
 
 def grant(settings: Settings) -> None:
-    """From here on S3 is reached as these settings say."""
+    """From here on S3 is reached, and the cache found, as these settings say."""
     global _granted
     _granted = settings
     _credentials.clear()
+
+
+def granted() -> Settings:
+    """What a command has read; before that, no variable at all."""
+    return _granted if _granted is not None else read({})
 
 
 def split(location: str, folder: str | Path = ".") -> tuple[str, str]:
@@ -200,7 +206,7 @@ def local_copy(location: str, role: str) -> Path:
 
 def credentials_for(role: str, location: str) -> Credentials:
     """What a role reaches S3 with; E-NET-010 names every value that is missing."""
-    settings = _granted if _granted is not None else read({})
+    settings = granted()
     missing = missing_values(settings, role, location)
     if missing:
         raise SexpErrors(missing)

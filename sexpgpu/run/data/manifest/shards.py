@@ -109,13 +109,13 @@ def check_digest(shard: Shard, digest: bytes, etag: str) -> None:
                     "content was damaged or replaced", ("fetch it again",))
 
 
-def parse_shard(path: str, shard: Shard, form: str, fields: tuple[Field, ...], block: str) -> dict[str, Any]:
-    """Writes the shard's records to the block file; its facts: count, least and greatest values, cuts.
+def parse_shard(path: str, shard: Shard, form: str, fields: tuple[Field, ...], block: str, tag: str | None = None) -> dict[str, Any]:
+    """Writes the shard's records to the block file; its facts: count, least and greatest values, cuts. `tag`: of BlockWriter.
 
     Raises Wrong: E-DATA-009, 008, 026, 027, 037 … 039, 045; OSError where the block cannot be written.
     """
     facts = _Facts()
-    writer = BlockWriter(Path(block))
+    writer = BlockWriter(Path(block), tag)
     try:
         for parsed in READERS[form](path, shard, fields):
             facts.add(parsed)

@@ -1,0 +1,81 @@
+"""What must stand before torch is imported for a device, and the device itself. Imports neither torch nor Triton."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import MutableMapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from sexpgpu.cli import output
+from sexpgpu.diagnostics import Diagnostic, note_warning, printable
+
+#: where a GPU is opened; brings torch
+OPEN = "sexpgpu.backends.cuda.device:open_device"
+
+
+def prepare(environ: MutableMapping[str, str], device: str, deterministic: bool = True) -> list[Diagnostic]:
+    """Sets what `cuda` needs and is not set, beside what `threads.prepare` does; warnings. Call it with `os.environ` before the
+    first import of torch."""
+    if device != "cuda":
+        return []
+    if deterministic and not environ.get("CUBLAS_WORKSPACE_CONFIG"):
+        environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+    if not environ.get("TRITON_DEFAULT_FP_FUSION"):
+        environ["TRITON_DEFAULT_FP_FUSION"] = "1"
+    return cache(environ)
+
+
+def cache(environ: MutableMapping[str, str]) -> list[Diagnostic]:
+    """Names the folder of compiled kernels; a temporary one, with a warning, where none can be used."""
+    given = environ.get("TRITON_CACHE_DIR")
+    home = environ.get("XDG_CACHE_HOME") or os.path.join(environ.get("HOME") or os.path.expanduser("~"), ".cache")
+    folder = Path(given) if given else Path(home) / "sexpgpu" / "triton"
+    trouble = unusable(folder)
+    if not trouble:
+        environ["TRITON_CACHE_DIR"] = str(folder)
+        return []
+    spare = tempfile.mkdtemp(prefix="sexpgpu-kernels-")
+    atexit.register(shutil.rmtree, spare, ignore_errors=True)
+    environ["TRITON_CACHE_DIR"] = spare
+    return [
+        note_warning(
+            "E-DEV-007", f"the cache of compiled kernels, {printable(str(folder))}, is not used: {trouble}",
+            notes=("kernels are compiled into a folder that goes when the run ends, so every start takes longer",),
+            help="export XDG_CACHE_HOME=<a folder of your own>",
+        )
+    ]
+
+
+def unusable(folder: Path) -> str:
+    """Why the folder, made where it is missing, may not hold kernels: contracts.md, "Safety"; else an empty text."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        facts = folder.stat()
+        if facts.st_uid != os.geteuid():
+            return "it belongs to another user"
+        if facts.st_mode & (stat.S_IWOTH | stat.S_IWGRP) and not facts.st_mode & stat.S_ISVTX:
+            return "others may write into it"
+        with tempfile.TemporaryFile(dir=folder):
+            return ""
+    except OSError as error:
+        return error.strerror or type(error).__name__
+
+
+def open_device(settings: Any) -> Any:
+    """The device that the settings ask for: None is the CPU. Raises E-DEV-…"""
+    if settings.device != "cuda":
+        return None
+    module, name = OPEN.split(":")
+    return getattr(import_module(module), name)(settings.devices)
+
+
+def begin(settings: Any, deterministic: bool) -> Any:
+    """`prepare`, with its warnings said, and the device. After it torch is imported."""
+    output.report(prepare(os.environ, settings.device, deterministic))
+    return open_device(settings)

@@ -1,0 +1,109 @@
+"""Decisions that every rank makes alike: a signal to one of them stops all at the same step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from sexpgpu.run.best import Best
+from sexpgpu.run.checkpoints.writer import Outcome
+from sexpgpu.run.data.feed import EvalFeed
+from sexpgpu.run.events import EvalDone
+from sexpgpu.run.loop import Controls
+from sexpgpu.run.program import Program
+from sexpgpu.run.ranks.collectives import Collectives
+
+
+class AgreedControls:
+    """The loop asks at the same places on every rank. The first answer is waited for; each later one was begun at the
+    question before, so that a step does not wait for it: a signal takes effect one step later."""
+
+    def __init__(self, own: Controls, team: Collectives):
+        self._own, self._team = own, team
+        self._stop: int | None = None
+        self._save = False
+        self._coming: Callable[[], list[int]] | None = None
+
+    def stopping(self) -> int | None:
+        if self._stop is None:
+            if self._coming is None:
+                self._ask()
+            assert self._coming is not None
+            stop, save = self._coming()
+            self._coming = None
+            self._save = self._save or bool(save)
+            self._stop = stop or None
+            if self._stop is None:
+                self._ask()
+        return self._stop
+
+    def take_save_request(self) -> bool:
+        asked, self._save = self._save, False
+        return asked
+
+    def settle(self) -> None:
+        """Takes what is still coming, so that no rank leaves while another waits."""
+        if self._coming is not None:
+            self._coming()
+            self._coming = None
+
+    def _ask(self) -> None:
+        self._coming = self._team.begin_largest([self._own.stopping() or 0, int(self._own.take_save_request())])
+
+
+class AgreedBest:
+    """Rank 0 knows which checkpoints were written, and so which evaluation is the best."""
+
+    def __init__(self, own: Best, team: Collectives):
+        self._own, self._team = own, team
+        self.kept, self.lost, self.record = own.kept, own.lost, own.record
+
+    def take(self, done: EvalDone) -> bool:
+        better = self._own.take(done)
+        return bool(self._team.sum_floats([float(better) if self._team.rank == 0 else 0.0])[0])
+
+
+class Shares:
+    """An evaluation's feed, its batches dealt out to the ranks in turn; None where there is none left for this rank.
+
+    Whole batches, so that each has the numbers that it has on one device.
+    """
+
+    def __init__(self, feed: EvalFeed, rank: int, ranks: int):
+        self._feed, self._rank, self._ranks = feed, rank, ranks
+
+    def __len__(self) -> int:
+        return len(self._feed)
+
+    def __iter__(self) -> Iterator[Any]:
+        for first in range(0, len(self._feed), self._ranks):
+            number = first + self._rank
+            yield self._feed.batch(number) if number < len(self._feed) else None
+
+    def joined(self, team: Collectives, names: Sequence[str], own: Sequence[Mapping[str, tuple[float, float]]]) -> list[dict[str, tuple[float, float]]]:
+        """The metrics of every batch in order, from those of this rank's."""
+        width = 2 * len(names)
+        flat = [0.0] * (len(self._feed) * width)
+        for i, metrics in enumerate(own):
+            at = (i * self._ranks + self._rank) * width
+            if metrics:
+                flat[at : at + width] = [value for name in names for value in metrics[name]]
+        flat = team.sum_floats(flat)
+        return [{name: (flat[b * width + 2 * i], flat[b * width + 2 * i + 1]) for i, name in enumerate(names)} for b in range(len(self._feed))]
+
+
+class Silent:
+    """The checkpoints of a rank other than 0: it gives its share of the state, and writes nothing."""
+
+    def __init__(self, program: Program):
+        self._program = program
+
+    def begin(self, step: int, owed: tuple[str, ...] = ()) -> list[Outcome]:
+        self._program.state()
+        return []
+
+    def poll(self) -> list[Outcome]:
+        return []
+
+    def finish(self) -> list[Outcome]:
+        return []
