@@ -18,7 +18,7 @@ from sexpgpu.run.autopsy.examine import Case, examine
 from sexpgpu.run.best import Best
 from sexpgpu.run.bind import BoundData, bind
 from sexpgpu.run.checkpoints.compare import Comparison, Identity, compare, refuse
-from sexpgpu.run.checkpoints.find import Choice, Wanted, choose, refuse_taken
+from sexpgpu.run.checkpoints.find import Choice, Wanted, choose, last_stamp, moved_on, refuse_taken
 from sexpgpu.run.checkpoints.manifest import Manifest, trajectory_hash
 from sexpgpu.run.checkpoints.store import Store, load, saved_schema
 from sexpgpu.run.checkpoints.tensors import HostCopy
@@ -92,6 +92,7 @@ class _Session:
         self.specs: tuple[TargetSpec, ...] = ()
         self.started = self.told = False
         self.run_id = self.slug = ""
+        self.accepted: list[int] = []  # as in a manifest
 
     def run(self) -> int:
         options, plan = self.options, self.plan
@@ -104,17 +105,23 @@ class _Session:
                 self.data = data = bind(plan.run, plan.bounds, self.note, self._first(choice), self.signals.stopping)
         except (Halted, Interrupted) as stop:
             return self._stopped_early(choice, stop)
-        if choice.found is not None and choice.found.manifest.step >= plan.run.steps and not choice.found.manifest.owed:
+        while not self._nothing_left(choice) and choice.location is not None:
+            self.store = Store(choice.location, {"run_id": self.run_id, "slug": self.slug}, self.note)
+            if choice.fork or options.resume is None:
+                refuse_taken(choice.location)  # again, now that nobody else can write there
+            if options.resume is None or not moved_on(choice):
+                break
+            self.note(f"{choice.location} was written to until a moment ago: looking again")
+            self.store.close()
+            self.store = None
+            choice = self._choose()
+        if self._nothing_left(choice):
             return self._nothing_to_do(choice)
         trajectory = dict(plan.trajectory) | {f"data {name}": d.digest for name, d in data.datasets.items()}
         manifest = choice.found.manifest if choice.found is not None else None
         if plan.run.init is not None and manifest is None:
             self.weights = open_weights(plan.run.init, self.note)
         trajectory |= component(plan.run, self.weights, manifest)
-        if choice.location is not None:
-            self.store = Store(choice.location, {"run_id": self.run_id, "slug": self.slug}, self.note)
-            if choice.fork or options.resume is None:
-                refuse_taken(choice.location)  # again, now that nobody else can write there
         self._open_metrics(choice, trajectory)
         if not options.quiet:
             self.listeners.append(progress_for(self.stream))
@@ -155,13 +162,13 @@ class _Session:
             self.run_id, self.slug, self.parent = manifest.run_id, manifest.slug, dict(manifest.parent) if manifest.parent else None
             if choice.fork:
                 self.parent = {"run_id": manifest.run_id, "step": manifest.step, "digest": manifest.digest}
-                self.run_id, self.slug = new_run_id(), new_slug(base, plan.run.name, plan.several_runs)
+                self.run_id, self.slug = new_run_id(), self._new_slug(base, heads)
                 self.note(f"{self.slug} is a fork of {manifest.slug} at step {manifest.step}")
             elif head_of(self.slug) not in heads:
                 self.note(f"the run keeps its name {self.slug}, although its base would now be {base}")
         else:
             self.run_id = new_run_id()
-            self.slug = new_slug(base, plan.run.name, plan.several_runs)
+            self.slug = self._new_slug(base, heads)
         if choice.location is not None:
             choice = replace(choice, location=choice.location.replace("{slug}", self.slug))
         if self.status is not None:
@@ -179,6 +186,19 @@ class _Session:
         self.note("stopped while data were read, before the first step")
         self.emit(Stopped(self._first(choice), signum, durable))
         return 4 if durable else 128 + signum
+
+    def _new_slug(self, base: str, heads: tuple[str, ...]) -> str:
+        """Of a run that begins: later than those that are there, so that `latest` never takes an older run for it."""
+        location, plan = self.options.checkpoint_dir or "", self.plan
+        after = last_stamp(absolute(location, self.options.folder), heads) if "{slug}" in location else ""
+        slug = new_slug(base, plan.run.name, plan.several_runs, after=after)
+        if after and (ahead := seconds_of(stamp_of(slug)) - time.time()) > 60:
+            self.note(f"note: a run in {location} is named after a time {spoken(ahead)} from now; is this machine's clock right? "
+                      f"This one is {slug}")
+        return slug
+
+    def _nothing_left(self, choice: Choice) -> bool:
+        return choice.found is not None and choice.found.manifest.step >= self.plan.run.steps and not choice.found.manifest.owed
 
     def _status_checkpoint(self, choice: Choice) -> dict[str, Any] | None:
         if choice.found is not None and not choice.fork:
@@ -198,15 +218,16 @@ class _Session:
     def _open_metrics(self, choice: Choice, trajectory: dict[str, str]) -> None:
         if not self.specs:
             return
-        resume = None
+        resume, digest = None, trajectory_hash(trajectory)
         if choice.found is not None and not choice.fork:
-            same = choice.found.manifest.trajectory_hash == trajectory_hash(trajectory)
-            resume = Resume(choice.found.manifest.step, same)
+            manifest = choice.found.manifest
+            self.accepted = [*manifest.accepted, *([manifest.step] if manifest.trajectory_hash != digest else [])]
+            resume = Resume(manifest.step, lineage(digest, self.accepted))
         targets = open_targets(self.specs, self.run_id, resume, service=self.options.service, slug=self.slug)
         self.metrics = MetricsListener(targets, {
             "run_id": self.run_id, "slug": self.slug, "run": self.plan.run.name,
             "knobs": plain_knobs(self.plan.experiment.knobs), "ir_hash": self.plan.ir_hash,
-            "versions": dict(self.plan.versions), "trajectory": trajectory_hash(trajectory), "throughput": THROUGHPUT})
+            "versions": dict(self.plan.versions), "trajectory": digest, "accepted": self.accepted, "throughput": THROUGHPUT})
         self.listeners.append(self.metrics)
 
     def _compile(self, choice: Choice, trajectory: dict[str, str]) -> Comparison:

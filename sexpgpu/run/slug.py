@@ -6,8 +6,10 @@ import re
 import secrets
 import time
 import uuid
+from calendar import timegm
 
 MAX_SLUG = 120
+_STAMP = "%Y%m%d-%H%M%S"
 _TAIL = re.compile(r"-\d{8}-\d{6}-[0-9a-f]{4}")
 _TAIL_LENGTH = len("-20260101-000000-abcd")
 
@@ -27,8 +29,11 @@ def slug_head(base: str, run: str, several_runs: bool) -> str:
     return head[: MAX_SLUG - _TAIL_LENGTH]
 
 
-def new_slug(base: str, run: str, several_runs: bool, now: float | None = None) -> str:
-    stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime(now))
+def new_slug(base: str, run: str, several_runs: bool, now: float | None = None, after: str = "") -> str:
+    """`after`: a stamp; where the clock does not say a later one, the slug has the next second's."""
+    stamp = time.strftime(_STAMP, time.gmtime(now))
+    if after and stamp <= after:
+        stamp = time.strftime(_STAMP, time.gmtime(timegm(time.strptime(after, _STAMP)) + 1))
     return f"{slug_head(base, run, several_runs)}-{stamp}-{secrets.token_hex(2)}"
 
 
@@ -40,4 +45,9 @@ def head_of(slug: str) -> str | None:
 
 def stamp_of(slug: str) -> str:
     """The UTC start in the slug, sortable; empty if there is none."""
-    return slug[-_TAIL_LENGTH + 1 : -5] if head_of(slug) is not None else ""
+    stamp = slug[-_TAIL_LENGTH + 1 : -5] if head_of(slug) is not None else ""
+    try:
+        time.strptime(stamp, _STAMP)
+    except ValueError:  # digits that are no time
+        return ""
+    return stamp

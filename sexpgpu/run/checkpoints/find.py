@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from sexpgpu.diagnostics import SexpError, fail
-from sexpgpu.run.checkpoints.manifest import NAME, Manifest, Torn, read_manifest, verify
+from sexpgpu.diagnostics import fail
+from sexpgpu.run.checkpoints.manifest import NAME, Manifest, Torn, read_files, read_manifest
 from sexpgpu.run.slug import head_of, stamp_of
 from sexpgpu.run.storage import Storage, StorageError, open_storage, split
 
@@ -18,10 +18,14 @@ ROLE = "checkpoint"
 
 @dataclass(frozen=True)
 class Found:
-    """A whole checkpoint. `place` is `<location>/step-<n>`; `folder` and `location` are how a person writes them."""
+    """A whole checkpoint. `place` is `<location>/step-<n>`; `folder` and `location` are how a person writes them.
+
+    `files`: those that were read and verified already, until `store.tensors` takes them: a checkpoint crosses a network once.
+    """
 
     place: Storage
     manifest: Manifest
+    files: dict[str, bytearray] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def folder(self) -> str:
@@ -47,13 +51,15 @@ class Wanted:
 class Choice:
     """`found` None: start at step 0. `location` None: no checkpoints are written; it may still hold `{slug}`.
 
-    `fork`: the checkpoint is of another location, and a new run begins from it.
+    `fork`: the checkpoint is of another location, and a new run begins from it. `steps`: which ones had a manifest in the
+    location of the run that goes on, when it was chosen.
     """
 
     found: Found | None
     location: str | None
     notes: tuple[str, ...] = ()
     fork: bool = False
+    steps: frozenset[int] = frozenset()
 
 
 def absolute(location: str, folder: str | Path = ".") -> str:
@@ -62,8 +68,11 @@ def absolute(location: str, folder: str | Path = ".") -> str:
     return rest if scheme == "file" else f"{scheme}://{rest}"
 
 
-def choose(wanted: Wanted) -> Choice:
-    """Where to start and where to save; every rule about resuming but those that need the program."""
+def choose(wanted: Wanted, read: bool = True) -> Choice:
+    """Where to start and where to save; every rule about resuming but those that need the program.
+
+    The chosen one is read and verified, unless `read` is false: then its manifest and its files' sizes say that it is whole.
+    """
     location = absolute(wanted.location, wanted.folder) if wanted.location else None
     if wanted.resume is None:
         if location is not None and "{slug}" not in location:
@@ -73,27 +82,39 @@ def choose(wanted: Wanted) -> Choice:
         if location is None:
             fail("E-CKPT-004", "`--resume latest` looks in the checkpoint location, and none is given",
                  help="add --checkpoint-dir, or name a checkpoint: --resume PATH/step-100")
-        return _latest(wanted, location)
-    found = at_path(absolute(wanted.resume, wanted.folder))
+        return _latest(wanted, location, read)
+    found = at_path(absolute(wanted.resume, wanted.folder), read)
     if location is None:
         return Choice(found, None)
     filled = location.replace("{slug}", found.manifest.slug)
     if _same(found.location, filled):
+        steps = steps_at(filled)
         _refuse_older(found, filled)
-        return Choice(found, filled)
+        return Choice(found, filled, steps=steps)
     if "{slug}" not in location:
         refuse_taken(location)
     return Choice(found, location, fork=True)
 
 
-def at_path(path: str | Path) -> Found:
+def moved_on(choice: Choice) -> bool:
+    """Whether the location is not as it was when `choice` was made: its writer wrote on before it ended. To be asked
+    once nobody else can write there."""
+    return choice.location is not None and not choice.fork and steps_at(choice.location) != choice.steps
+
+
+def steps_at(location: str) -> frozenset[int]:
+    """The steps with a manifest, by one listing."""
+    return frozenset(step for step, names in step_sizes(open_storage(location, ROLE)).items() if NAME in names)
+
+
+def at_path(path: str | Path, read: bool = True) -> Found:
     """The checkpoint a person named: E-CKPT-001 if there is none, E-CKPT-002 if it is not whole."""
     place = open_storage(str(path), ROLE)
     try:
         if place.head(NAME) is None:
             _no_checkpoint(place)
         manifest = read_manifest(place)
-        verify(place, manifest)
+        files = read_files(place, manifest) if read else {}
     except Torn as torn:
         fail("E-CKPT-002", f"the checkpoint {place.url} is not whole: {torn}",
              help="--resume latest takes the newest whole one of a location")
@@ -101,7 +122,7 @@ def at_path(path: str | Path) -> Found:
         if place.scheme != "file":
             raise
         fail("E-CKPT-001", f"{place.url} cannot be read: {error.reason}")
-    return Found(place, manifest)
+    return Found(place, manifest, files)
 
 
 def _no_checkpoint(place: Storage) -> None:
@@ -149,13 +170,15 @@ def _whole(storage: Storage) -> tuple[list[Found], list[str]]:
     return found, notes
 
 
-def _latest(wanted: Wanted, location: str) -> Choice:
+def _latest(wanted: Wanted, location: str, read: bool) -> Choice:
     pattern = "{slug}" in location
-    places: Iterable[str] = _slug_folders(location) if pattern else [location]
+    places: Iterable[str] = [place for _, place in _slug_folders(location)] if pattern else [location]
     notes: list[str] = []
     suspects: list[str] = []
+    steps: frozenset[int] = frozenset()
     for place in places:
         candidates, torn = whole(place)
+        steps = frozenset(found.manifest.step for found in candidates)
         notes += torn
         if candidates and pattern and not _is_ours(candidates[0].manifest, wanted):
             continue
@@ -168,20 +191,28 @@ def _latest(wanted: Wanted, location: str) -> Choice:
                 notes.append(f"{candidate.folder} is suspect (not every number is finite): passed over")
                 continue
             try:
-                verify(candidate.place, candidate.manifest)
+                files = read_files(candidate.place, candidate.manifest) if read else {}
             except Torn as why:
                 notes.append(f"{candidate.folder} is not a whole checkpoint: {why}")
                 continue
-            return Choice(candidate, place, tuple(notes))
+            return Choice(replace(candidate, files=files), place, tuple(notes), steps=steps)
         if suspects:
             fail("E-CKPT-006", f"every whole checkpoint in {place} is suspect", notes=notes,
                  help=f"look into it, then resume from one by name: --resume {suspects[0]}")
     notes.append(f"no checkpoint in {location}: starting at step 0")
-    return Choice(None, location, tuple(notes))
+    return Choice(None, location, tuple(notes), steps=frozenset() if pattern else steps)
 
 
-def _slug_folders(pattern: str) -> list[str]:
-    """Places that match a location with `{slug}`, the newest run first (by the time in its slug, then by name)."""
+def last_stamp(pattern: str, heads: tuple[str, ...]) -> str:
+    """The latest time in the slugs of such runs in a location with `{slug}`; empty if there are none.
+
+    A run that begins there takes a later one: then their order is that of their beginnings, also when a clock was set back.
+    """
+    return max((stamp_of(slug) for slug, _ in _slug_folders(pattern) if head_of(slug) in heads), default="")
+
+
+def _slug_folders(pattern: str) -> list[tuple[str, str]]:
+    """Slug and place of what matches a location with `{slug}`, the newest run first (by the time in its slug, then by name)."""
     scheme, mark, rest = pattern.partition("://") if "://" in pattern else ("", "", pattern)
     parts = rest.split("/")
     first = next(i for i, part in enumerate(parts) if "{slug}" in part)
@@ -192,12 +223,12 @@ def _slug_folders(pattern: str) -> list[str]:
         for folder in storage.folders():
             if match := name.fullmatch(folder):
                 below = [part.replace("{slug}", match["slug"]) for part in parts[first + 1 :]]
-                found.append((stamp_of(match["slug"]), folder, "/".join([base.rstrip("/"), folder, *below])))
+                found.append((stamp_of(match["slug"]), match["slug"], "/".join([base.rstrip("/"), folder, *below])))
     except StorageError as error:
         if storage.scheme != "file":
             raise
         fail("E-CKPT-005", f"the checkpoint location {base} cannot be read: {error.reason}")
-    return [path for _, _, path in sorted(found, reverse=True)]
+    return [(slug, path) for _, slug, path in sorted(found, reverse=True)]
 
 
 def _is_ours(manifest: Manifest, wanted: Wanted) -> bool:
@@ -231,12 +262,10 @@ def _refuse_older(found: Found, location: str) -> None:
 def stored_threads(wanted: Wanted) -> int | None:
     """The thread count a resume re-uses, for whoever must set it before torch is imported.
 
-    None at a first start, and where `choose` fails: `session.execute` says why, in its own turn.
+    None at a first start. Manifests alone are read; the same mistakes as of `choose`, so that a server which is not
+    there is waited for once.
     """
     if wanted.resume is None:
         return None
-    try:
-        found = choose(wanted).found
-    except SexpError:
-        return None
+    found = choose(wanted, read=False).found
     return found.manifest.threads if found is not None else None

@@ -17,7 +17,7 @@ FORMAT = 1
 NAME = "manifest.json"
 MAX_BYTES = 64 << 20
 _FILE = re.compile(r"[A-Za-z0-9._-]+", re.ASCII)
-OPTIONAL = {"parent", "steps", "best", "owed"}
+OPTIONAL = {"parent", "steps", "best", "owed", "accepted"}
 _SHA = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 
@@ -50,6 +50,7 @@ class Manifest:
     steps: int | None = field(default=None)
     best: Mapping[str, Any] | None = None  # eval, metric, largest, step, value (`:keep-best`)
     owed: list[str] = field(default_factory=list)  # evaluations of this step that a signal cut off
+    accepted: list[int] = field(default_factory=list)  # steps of this run after which `--accept` changed its trajectory
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=1, sort_keys=True, allow_nan=False) + "\n"
@@ -113,7 +114,8 @@ def _manifest(raw: Any) -> Manifest:
     if raw["health"] not in ("healthy", "suspect") or not raw["files"]:
         raise Torn(f"{NAME}: health or files are not as they should be")
     _check_best(raw.get("best"))
-    _check_owed(raw.get("owed", []))
+    _check_list(raw, "owed", str)
+    _check_list(raw, "accepted", int)
     _check_parent(raw.get("parent"))
     return Manifest(**{name: raw[name] for name in known if name in raw})
 
@@ -128,9 +130,10 @@ def _check_best(best: Any) -> None:
         raise Torn(f"{NAME}: `best` is out of range")
 
 
-def _check_owed(owed: Any) -> None:
-    if not isinstance(owed, list) or any(not isinstance(name, str) for name in owed):
-        raise Torn(f"{NAME}: `owed` is not as it should be")
+def _check_list(raw: Mapping[str, Any], name: str, kind: type) -> None:
+    found = raw.get(name, [])
+    if not isinstance(found, list) or any(type(item) is not kind for item in found):
+        raise Torn(f"{NAME}: `{name}` is not as it should be")
 
 
 def _check_parent(parent: Any) -> None:
@@ -151,17 +154,23 @@ def _check_file(sizes: Mapping[str, int], entry: Any) -> None:
         raise Torn(f"{entry['name']} has {sizes[entry['name']]} bytes instead of {entry['size']}")
 
 
-def verify(place: Storage, manifest: Manifest) -> None:
-    """Reads every file once and compares its SHA-256; raises Torn, or StorageError where the place cannot be read."""
-    for entry in manifest.files:
-        digest, size = hashlib.sha256(), 0
-        try:
-            for block in place.stream(entry["name"]):
-                digest.update(block)
-                size += len(block)
-        except Missing:
-            raise Torn(f"{entry['name']} is missing") from None
-        if size != entry["size"]:
-            raise Torn(f"{entry['name']} gave {size} bytes instead of {entry['size']}")
-        if digest.hexdigest() != entry["sha256"]:
-            raise Torn(f"{entry['name']} is damaged: its SHA-256 differs from the manifest's")
+def read_files(place: Storage, manifest: Manifest) -> dict[str, bytearray]:
+    """The files, each read once and its SHA-256 compared; raises Torn, or StorageError where the place cannot be read."""
+    return {entry["name"]: read_file(place, entry) for entry in manifest.files}
+
+
+def read_file(place: Storage, entry: Mapping[str, Any]) -> bytearray:
+    """One file of a manifest, whole and verified; the same errors."""
+    data, digest, at = bytearray(entry["size"]), hashlib.sha256(), 0
+    try:
+        for block in place.stream(entry["name"], 0, entry["size"]):
+            digest.update(block)
+            data[at : at + len(block)] = block
+            at += len(block)
+    except Missing:
+        raise Torn(f"{entry['name']} is missing") from None
+    if at != entry["size"]:
+        raise Torn(f"{entry['name']} gave {at} bytes instead of {entry['size']}")
+    if digest.hexdigest() != entry["sha256"]:
+        raise Torn(f"{entry['name']} is damaged: its SHA-256 differs from the manifest's")
+    return data

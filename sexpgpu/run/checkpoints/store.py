@@ -16,7 +16,7 @@ import torch
 
 from sexpgpu.diagnostics import SexpError, problem
 from sexpgpu.run.checkpoints.find import ROLE, Found, step_sizes, whole
-from sexpgpu.run.checkpoints.manifest import NAME, Manifest, Torn
+from sexpgpu.run.checkpoints.manifest import NAME, Manifest, Torn, read_file
 from sexpgpu.run.checkpoints.tensors import (
     decode,
     encode,
@@ -166,8 +166,9 @@ def saved_schema(found: Found) -> dict[str, tuple[str, tuple[int, ...]]]:
     schema: dict[str, tuple[str, tuple[int, ...]]] = {}
     for entry in found.manifest.files:
         try:
-            length = header_length(found.place.read(entry["name"], 0, 8))
-            schema |= schema_of(parse_header(found.place.read(entry["name"], 8, 8 + length)))
+            data = found.files.get(entry["name"])
+            length = header_length(found.place.read(entry["name"], 0, 8) if data is None else bytes(data[:8]))
+            schema |= schema_of(parse_header(found.place.read(entry["name"], 8, 8 + length) if data is None else bytes(data[8 : 8 + length])))
         except (Torn, ValueError, KeyError, TypeError, RecursionError) as error:
             raise _unreadable(found, entry, error) from None
     return schema
@@ -193,18 +194,11 @@ def load(found: Found) -> dict[str, torch.Tensor]:
 
 
 def tensors(found: Found) -> Iterator[tuple[str, torch.Tensor]]:
-    """Each file is read whole and its SHA-256 compared before anything of it is parsed. Raises E-CKPT-002."""
+    """Each file is whole and its SHA-256 compared before anything of it is parsed. Raises E-CKPT-002."""
     for entry in found.manifest.files:
-        data, digest = bytearray(entry["size"]), hashlib.sha256()
-        at = 0
-        for block in found.place.stream(entry["name"]):
-            digest.update(block)
-            data[at : at + len(block)] = block
-            at += len(block)
         try:
-            if at != entry["size"] or digest.hexdigest() != entry["sha256"]:
-                raise Torn(f"it gave {at} bytes of {entry['size']}" if at != entry["size"] else "its SHA-256 is not the manifest's")
-            yield from decode(data)
+            data = found.files.pop(entry["name"], None)  # gone after this: the tensors keep it
+            yield from decode(read_file(found.place, entry) if data is None else data)
         except (Torn, ValueError, KeyError, TypeError, RecursionError) as error:
             raise _unreadable(found, entry, error) from None
 
