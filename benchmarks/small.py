@@ -104,6 +104,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--only", default="", help="cases whose name holds this")
+    parser.add_argument("--deterministic", action="store_true", help="beside the fast kernels, those that repeat bit for bit")
     given = parser.parse_args()
     rng = np.random.default_rng(0)
     means = rng.standard_normal((10, 784)).astype(np.float32)
@@ -116,17 +118,18 @@ def main() -> None:
         ("transformer bf16", "transformer.lisp", "bf16", "high", Transformer, text),
     )
     for name, file, precision, matmul, model, batches in cases:
+        if given.only not in name:
+            continue
         torch.manual_seed(0)
         torch.set_float32_matmul_precision(matmul)
-        torch.use_deterministic_algorithms(False)
         theirs = captured(model().cuda(), batches, precision == "bf16")
         sides = {"torch": theirs}
-        for deterministic in (False, True):
+        for deterministic in (False, True) if given.deterministic else (False,):
             sides["ours" if not deterministic else "ours deterministic"] = ours(
                 program_of(str(HERE / file), (f"precision={precision}",), deterministic), batches, TOGETHER
             )
         times = alternate(sides, given.steps, given.rounds)
-        for side in ("ours", "ours deterministic"):
+        for side in (s for s in sides if s != "torch"):
             say(f"{name} {side}", step=summary(times[side]), torch=summary(times["torch"]), torch_over_ours=ratios(times[side], times["torch"]))
 
 

@@ -58,9 +58,9 @@ class Stages:
     at: Callable[[tuple[int, int, int]], Stages]  # the same of a packed batch of another capacity
 
 
-def stages(loaded: Loaded, run: Run, device: str = "cpu") -> Stages:
-    """Traces the run at its micro-batch and says how each graph is made from it."""
-    traced = trace_run(loaded.ev, run, run.data.batch // run.accumulate)
+def stages(loaded: Loaded, run: Run, device: str = "cpu", ranks: int = 1) -> Stages:
+    """Traces the run at its micro-batch, one rank's, and says how each graph is made from it."""
+    traced = trace_run(loaded.ev, run, run.data.batch // (run.accumulate * ranks))
     check_statistics(traced)
     evals = {e.name: e for e in run.evals}
 
@@ -84,7 +84,7 @@ def stages(loaded: Loaded, run: Run, device: str = "cpu") -> Stages:
         lambda logged: lower(micro_step(traced, logged)),
         lambda divided=True: lower(update_step(traced, divided)),
         evaluation,
-        lambda capacity: stages(loaded, replace(run, data=replace(run.data, capacities=(capacity,))), device),
+        lambda capacity: stages(loaded, replace(run, data=replace(run.data, capacities=(capacity,))), device, ranks),
     )
 
 
@@ -275,7 +275,7 @@ def knob_notes(loaded: Loaded) -> list[str]:
 
 def program(staged: Stages, device: str, threads: int | None, **options: Any) -> Any:
     """The compiled program of a run, for `run.session`. options: what the device's program takes more (`cuda`: `opened`, the
-    open device, and `budget`, bytes or None)."""
+    open device, and `budget`, bytes or None; `cpu`: `team`, `backends.ranks.Team`)."""
     module, name = BACKENDS[device].split(":")
     return getattr(import_module(module), name)(staged, threads, **options)
 

@@ -99,8 +99,8 @@ VARIABLES: tuple[Variable, ...] = (
     Variable("SEXPGPU_DEVICES", "ordinals", "devices in rank order, `0` or `0,1`", None, default_text="all visible"),
     Variable("SEXPGPU_NODES", "positive", "machines that train one run", 1),
     Variable("SEXPGPU_NODE_RANK", "natural", "which of them this one is", 0),
-    Variable("SEXPGPU_RENDEZVOUS", "text", "`host:port` where the machines meet; required when there are several"),
-    Variable("SEXPGPU_NODE_GRADIENTS", "text", "how gradients travel between machines"),
+    Variable("SEXPGPU_RENDEZVOUS", "address", "`host:port` of node 0, where the machines meet; required when there are several"),
+    Variable("SEXPGPU_NODE_GRADIENTS", "wire", "how gradients travel between machines: `f32`, or `bf16`, rounded for the way", "f32"),
     Variable(
         "SEXPGPU_METRICS",
         "targets",
@@ -329,6 +329,15 @@ def _ordinals(text: str) -> tuple[int, ...]:
     return numbers
 
 
+def address(text: str) -> tuple[str, int]:
+    """`host:port`, the host of an IPv6 address in brackets."""
+    host, colon, port = text.strip().rpartition(":")
+    host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    if not colon or not re.fullmatch(r"[A-Za-z0-9._:%-]+", host) or not DIGITS.match(port) or not 0 < int(port) < 65536:
+        raise ValueError("`host:port`, such as `10.0.0.1:29500`")
+    return host, int(port)
+
+
 def _gib(text: str) -> float:
     if not re.match(r"[0-9]{1,9}(\.[0-9]{1,9})?\Z", text) or float(text) == 0:
         raise ValueError("a positive number of GiB, such as `12` or `7.5`")
@@ -388,6 +397,8 @@ KINDS: Mapping[str, Callable[[str], Any]] = MappingProxyType(
         "natural": natural,
         "text": _text,
         "url": _text,
+        "address": lambda text: text.strip() if address(text) else "",
+        "wire": _choice("f32", "bf16"),
         "origin": origin,
         "targets": _targets,
         "path": _text,
@@ -571,12 +582,17 @@ def not_yet(settings: Settings) -> list[Diagnostic]:
         value = settings.of(key)
         found.append(problem(code, f"{value.via} {what}", help=mend).diagnostic)
 
-    if settings.devices is not None and len(settings.devices) > 1:
-        refuse(
-            "devices", f"names {len(settings.devices)} devices, and this version uses one", "leave it out, or name one"
-        )
+    if settings.device == "cuda" and settings.devices is not None and len(settings.devices) > 1:
+        refuse("devices", f"names {len(settings.devices)} GPUs, and this version uses one; CPU ranks may be several", "leave it out, or name one")
     if settings.nodes > 1:
-        refuse("nodes", f"asks for {settings.nodes} machines, and this version uses one", "leave it out, or write 1")
+        if settings.device == "cuda":
+            refuse("nodes", f"asks for {settings.nodes} machines with GPUs, and this version uses one", "leave it out, or write 1")
+        if settings.rendezvous is None:
+            refuse("nodes", f"asks for {settings.nodes} machines, and SEXPGPU_RENDEZVOUS does not say where they meet",
+                   "export SEXPGPU_RENDEZVOUS=host:port, an address of node 0, on every machine", "E-ENV-003")
+        if settings.node_rank >= settings.nodes:
+            refuse("node_rank", f"is {settings.node_rank}, and the last of {settings.nodes} machines is number {settings.nodes - 1}",
+                   "nodes count from 0", "E-ENV-003")
     elif settings.node_rank > 0:
         refuse(
             "node_rank",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -39,13 +41,20 @@ def initialise(traced: TracedRun, seed: int, tensors: dict[str, Any]) -> None:
     inits = {f"param/{n}": (s.init, str(s.node.attrs["path"])) for n, s in traced.params.items()}
     inits |= {f"state/{n}": (s.init, str(s.node.attrs["path"])) for n, s in traced.states.items()}
     inits |= {f"opt/{n}": (s.init, f"opt/{n}") for n, s in traced.slots.items()}
+
+    def value(name: str) -> Any:
+        init, path = inits[name]
+        if init.kind == "zeros":
+            return None
+        return initial_value(init.kind, dict(init.settings), tuple(tensors[name].shape), draw_key(seed, path, 0, "init"))
+
+    names = [name for name in tensors if not name.startswith("ema/")]
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:  # NumPy leaves the interpreter's lock while it computes
+        for name, found in zip(names, pool.map(value, names), strict=True):
+            if found is None:
+                tensors[name].zero_()
+            else:
+                tensors[name].copy_(torch.from_numpy(np.array(found)))
     for name, tensor in tensors.items():
         if name.startswith("ema/"):
             tensor.copy_(tensors["param/" + name.removeprefix("ema/")])
-            continue
-        init, path = inits[name]
-        if init.kind == "zeros":
-            tensor.zero_()
-            continue
-        value = initial_value(init.kind, dict(init.settings), tuple(tensor.shape), draw_key(seed, path, 0, "init"))
-        tensor.copy_(torch.from_numpy(np.array(value)))

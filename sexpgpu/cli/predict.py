@@ -20,6 +20,7 @@ STAGES = {
     "refuse taken": "sexpgpu.run.checkpoints.export:refuse_taken",
     "predictor": "sexpgpu.backends.interpreter.prediction:Predictor",
     "predictor on cuda": "sexpgpu.backends.cuda.prediction:Predictor",
+    "predictor on cuda": "sexpgpu.backends.cuda.prediction:Predictor",
 }
 
 

@@ -15,7 +15,7 @@ from sexpgpu.repl.session import Session
 
 MOST = 200
 _WORD = re.compile(r"[^\s()\[\]\"'`,;]*\Z")
-_HEAD = re.compile(r"[(\[]\s*([^\s()\[\]\"'`,;]*)")
+_HEAD = re.compile(r"\(\s*([^\s()\[\]\"'`,;]*)")
 
 
 def candidates(session: Session, before: str) -> list[tuple[str, int, str]]:

@@ -11,7 +11,7 @@ from sexpgpu.diagnostics import printable
 from sexpgpu.experiment.model import DataSource, Run
 from sexpgpu.run.data import locate, open_source
 from sexpgpu.run.data.dataset import FieldBound, check_bound
-from sexpgpu.run.data.feed import eval_feed, train_feed
+from sexpgpu.run.data.feed import Feed, eval_feed, train_feed
 from sexpgpu.run.data.structures import Structures
 from sexpgpu.run.loop import Feeds
 
@@ -23,6 +23,7 @@ class BoundData:
     datasets: dict[str, Any]  # a Dataset, a Stream or a Manifested
     feeds: Feeds
     capacities: dict[str, Any] = field(default_factory=dict)  # of packed training batches, by source
+    whole: Callable[[], Feed] | None = None  # the whole batches, where `feeds` gives one rank's
 
     def close(self) -> None:
         """Ends the reading of what nobody waits for any more."""
@@ -63,7 +64,7 @@ def _bound(run: Run, bounds: Sequence[FieldBound], say: Callable[[str], None], f
                 announce(source, say)
             datasets[source.name] = _with_statistics(open_source(source, say=say, stopping=stopping), run)
     feeds = Feeds(
-        train_feed(datasets[run.data.source.name], run.data, run.seed),
+        train_feed(datasets[run.data.source.name], run.data, run.seed, rank, ranks),
         {e.name: eval_feed(datasets[e.data.source.name], e.data) for e in run.evals},
     )
     for dataset in datasets.values():
@@ -73,7 +74,8 @@ def _bound(run: Run, bounds: Sequence[FieldBound], say: Callable[[str], None], f
             else:
                 check_bound(dataset, bound)
     feeds.train.ready(first)
-    return BoundData(datasets, feeds, {run.data.source.name: run.data.capacities} if run.data.capacities else {})
+    capacities = {run.data.source.name: run.data.capacities} if run.data.capacities else {}
+    return BoundData(datasets, feeds, capacities, lambda: train_feed(datasets[run.data.source.name], replace(run.data, parts=run.data.parts // ranks), run.seed))
 
 
 def _with_statistics(dataset: Any, run: Run) -> Any:

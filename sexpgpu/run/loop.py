@@ -11,15 +11,30 @@ from typing import Any, Protocol
 
 from sexpgpu.diagnostics import SexpError, note_warning, problem
 from sexpgpu.experiment.model import Eval, Run
-from sexpgpu.run.best import Best
 from sexpgpu.run.checkpoints.writer import Outcome
-from sexpgpu.run.data.feed import EvalFeed, Feed
+from sexpgpu.run.data.feed import Feed
 from sexpgpu.run.events import EvalDone, Event, Finished, NotFinite, PhaseChanged, StepDone, Stopped, Warned
 from sexpgpu.run.program import Program, StepResult
 from sexpgpu.run.signals import Halted
 
 #: (step, its result) -> lines that say why the step was not finite
 Autopsy = Callable[[int, StepResult], tuple[str, ...]]
+
+
+#: metric -> (sum, count) of one batch of an evaluation
+Parts = dict[str, tuple[float, float]]
+Join = Callable[[Eval, list[Parts]], list[Parts]]
+
+
+def _alone(evaluation: Eval, parts: list[Parts]) -> list[Parts]:
+    """Of a run that has no other ranks."""
+    return parts
+
+
+class EvalBatches(Protocol):
+    """An evaluation's batches; None in a round in which other ranks alone have one."""
+
+    def __iter__(self) -> Iterator[Any]: ...
 
 
 class Saver(Protocol):
@@ -33,6 +48,16 @@ class Saver(Protocol):
 
     def finish(self) -> list[Outcome]:
         """Waits until nothing is in flight."""
+
+
+class Keeps(Protocol):
+    """The best evaluation; `best.Best` is the one of a process alone."""
+
+    def take(self, done: EvalDone) -> bool: ...
+
+    def kept(self, step: int) -> None: ...
+
+    def lost(self, step: int) -> None: ...
 
 
 class Controls(Protocol):
@@ -60,7 +85,8 @@ class Feeds:
     """The bound data of a run: batches of the n-th update, and each evaluation's."""
 
     train: Feed
-    evals: Mapping[str, EvalFeed] = field(default_factory=dict)
+    evals: Mapping[str, EvalBatches] = field(default_factory=dict)
+    join: Join = _alone  # every batch's parts, in order, from those of this rank's batches
 
 
 @dataclass
@@ -90,7 +116,7 @@ def train(
     controls: Controls | None = None,
     saver: Saver | None = None,
     durable_step: int | None = None,
-    best: Best | None = None,
+    best: Keeps | None = None,
     owed: Sequence[str] = (),
     autopsy: Autopsy | None = None,
     clock: Callable[[], float] = time.perf_counter,
@@ -149,7 +175,7 @@ class _Evals:
     `left`: those of the latest step that were not made; `better`: whether one of them improved the best.
     """
 
-    def __init__(self, program: Program, run: Run, feeds: Feeds, controls: Controls, may_stop: bool, best: Best | None, clock: Any):
+    def __init__(self, program: Program, run: Run, feeds: Feeds, controls: Controls, may_stop: bool, best: Keeps | None, clock: Any):
         self._program, self._feeds, self._best, self._clock = program, feeds, best, clock
         self._stopping = controls.stopping if may_stop else NoControls().stopping
         self.left: tuple[str, ...] = ()
@@ -160,7 +186,7 @@ class _Evals:
         for i, evaluation in enumerate(due):
             yield PhaseChanged("evaluating", step)
             try:
-                done = evaluate(self._program, evaluation, self._feeds.evals[evaluation.name], step, self._clock, self._stopping)
+                done = evaluate(self._program, evaluation, self._feeds.evals[evaluation.name], step, self._clock, self._stopping, self._feeds.join)
             except Halted:
                 done = None
             if done is None:
@@ -174,7 +200,7 @@ class _Evals:
 class _Saves:
     """What the loop knows of its checkpoints. `covered`: the newest step that one holds or is being written with."""
 
-    def __init__(self, saver: Saver | None, best: Best | None, durable_step: int | None):
+    def __init__(self, saver: Saver | None, best: Keeps | None, durable_step: int | None):
         self._saver, self._best, self._covered = saver, best, durable_step
 
     def begin(self, step: int, owed: tuple[str, ...] = ()) -> Iterator[Event]:
@@ -219,18 +245,21 @@ class _Saves:
             yield Warned(note_warning(d.code, d.message, d.span, notes=d.notes, help=d.help))
 
 
-def evaluate(program: Program, evaluation: Eval, feed: EvalFeed, step: int, clock: Callable[[], float] = time.perf_counter,
-             stopping: Callable[[], int | None] = lambda: None) -> EvalDone | None:
+def evaluate(program: Program, evaluation: Eval, feed: EvalBatches, step: int, clock: Callable[[], float] = time.perf_counter,
+             stopping: Callable[[], int | None] = lambda: None, join: Join = _alone) -> EvalDone | None:
     """All batches once, in order; a metric is the sum of sums over the sum of counts (NaN over no samples).
 
     None if `stopping` gave a signal before the last batch.
     """
     start = clock()
     sums: dict[str, list[float]] = {}
+    parts: list[Parts] = []
     for batch in feed:
         if stopping() is not None:
             return None
-        for name, (total, count) in program.evaluate(evaluation.name, batch).items():
+        parts.append({} if batch is None else program.evaluate(evaluation.name, batch))
+    for part in join(evaluation, parts):
+        for name, (total, count) in part.items():
             pair = sums.setdefault(name, [0.0, 0.0])
             pair[0] += total
             pair[1] += count

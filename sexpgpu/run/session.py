@@ -17,8 +17,8 @@ from sexpgpu.diagnostics import Diagnostic, SexpError, SexpErrors, out_of_memory
 from sexpgpu.run.autopsy.examine import Case, examine
 from sexpgpu.run.best import Best
 from sexpgpu.run.bind import BoundData, bind
-from sexpgpu.run.checkpoints.compare import Comparison, Identity, compare, refuse
-from sexpgpu.run.checkpoints.find import Choice, Wanted, choose, last_stamp, moved_on, refuse_taken
+from sexpgpu.run.checkpoints.compare import Comparison, Identity, compare, refuse, same_trajectory
+from sexpgpu.run.checkpoints.find import Choice, Wanted, absolute, choose, last_stamp, moved_on, refuse_taken
 from sexpgpu.run.checkpoints.manifest import Manifest, trajectory_hash
 from sexpgpu.run.checkpoints.store import Store, load, saved_schema
 from sexpgpu.run.checkpoints.tensors import HostCopy
@@ -29,15 +29,15 @@ from sexpgpu.run.initial import Weights, component, fit, open_weights, start
 from sexpgpu.run.loop import train
 from sexpgpu.run.metrics import TargetSpec, open_targets, parse_targets
 from sexpgpu.run.metrics.listener import MetricsListener
-from sexpgpu.run.metrics.record import THROUGHPUT
+from sexpgpu.run.metrics.record import THROUGHPUT, lineage
 from sexpgpu.run.metrics.target import Resume
 from sexpgpu.run.options import RunOptions, RunPlan
 from sexpgpu.run.plain import plain_knobs
 from sexpgpu.run.program import Program, StepResult
 from sexpgpu.run.progress import Tally, progress_for, say
 from sexpgpu.run.signals import Halted, Interrupted, Signals, parse_duration
-from sexpgpu.run.slug import head_of, new_run_id, new_slug, slug_head
-from sexpgpu.run.status import StatusFile
+from sexpgpu.run.slug import head_of, new_run_id, new_slug, seconds_of, slug_head, stamp_of
+from sexpgpu.run.status import StatusFile, spoken
 
 
 def execute(options: RunOptions, plan: RunPlan, signals: Signals | None = None, status: StatusFile | None = None) -> int:
@@ -99,29 +99,25 @@ class _Session:
         self.signals.limit(parse_duration(options.max_time) if options.max_time else None)
         self.specs = parse_targets(options.metrics, options.folder)
         self._open_status()
-        choice = self._choose()
-        try:
-            with self.signals.at_once():
-                self.data = data = bind(plan.run, plan.bounds, self.note, self._first(choice), self.signals.stopping)
-        except (Halted, Interrupted) as stop:
-            return self._stopped_early(choice, stop)
-        while not self._nothing_left(choice) and choice.location is not None:
-            self.store = Store(choice.location, {"run_id": self.run_id, "slug": self.slug}, self.note)
-            if choice.fork or options.resume is None:
-                refuse_taken(choice.location)  # again, now that nobody else can write there
-            if options.resume is None or not moved_on(choice):
-                break
-            self.note(f"{choice.location} was written to until a moment ago: looking again")
-            self.store.close()
-            self.store = None
+        while True:
             choice = self._choose()
-        if self._nothing_left(choice):
-            return self._nothing_to_do(choice)
+            try:
+                with self.signals.at_once():
+                    self.data = data = bind(plan.run, plan.bounds, self.note, self._first(choice), self.signals.stopping)
+            except (Halted, Interrupted) as stop:
+                return self._stopped_early(choice, stop)
+            if choice.found is not None and choice.found.manifest.step >= plan.run.steps and not choice.found.manifest.owed:
+                return self._nothing_to_do(choice)
+            if self._hold(choice):
+                break
+            data.close()
         trajectory = dict(plan.trajectory) | {f"data {name}": d.digest for name, d in data.datasets.items()}
         manifest = choice.found.manifest if choice.found is not None else None
         if plan.run.init is not None and manifest is None:
             self.weights = open_weights(plan.run.init, self.note)
         trajectory |= component(plan.run, self.weights, manifest)
+        if manifest is not None:
+            trajectory = self._lineage(manifest, choice.fork, trajectory, data)
         self._open_metrics(choice, trajectory)
         if not options.quiet:
             self.listeners.append(progress_for(self.stream))
@@ -175,6 +171,28 @@ class _Session:
             self.status.set(slug=self.slug, run_id=self.run_id, checkpoint=self._status_checkpoint(choice))
         return choice
 
+    def _lineage(self, manifest: Manifest, fork: bool, trajectory: dict[str, str], data: BoundData) -> dict[str, str]:
+        """The trajectory, in the checkpoint's words where it is that one; `accepted` gets the step where it is not."""
+        same = same_trajectory(manifest, trajectory, data.digests())
+        if not fork:
+            self.accepted = [*manifest.accepted, *([] if same else [manifest.step])]
+        return dict(manifest.trajectory) if same else trajectory
+
+    def _hold(self, choice: Choice) -> bool:
+        """Makes this process the location's only writer. False: another one wrote on there until now, so that a
+        resume has to be chosen again."""
+        if choice.location is None:
+            return True
+        self.store = store = Store(choice.location, {"run_id": self.run_id, "slug": self.slug}, self.note)
+        if choice.fork or self.options.resume is None:
+            refuse_taken(choice.location)  # again, now that nobody else can write there
+        elif moved_on(choice):
+            self.note(f"{choice.location} was written to until now: looking again")
+            store.close()
+            self.store = None
+            return False
+        return True
+
     def _first(self, choice: Choice) -> int:
         """Updates that are made already."""
         return choice.found.manifest.step if choice.found is not None else 0
@@ -197,9 +215,6 @@ class _Session:
                       f"This one is {slug}")
         return slug
 
-    def _nothing_left(self, choice: Choice) -> bool:
-        return choice.found is not None and choice.found.manifest.step >= self.plan.run.steps and not choice.found.manifest.owed
-
     def _status_checkpoint(self, choice: Choice) -> dict[str, Any] | None:
         if choice.found is not None and not choice.fork:
             return {"location": choice.found.location, "step": choice.found.manifest.step, "durable": True}
@@ -220,9 +235,7 @@ class _Session:
             return
         resume, digest = None, trajectory_hash(trajectory)
         if choice.found is not None and not choice.fork:
-            manifest = choice.found.manifest
-            self.accepted = [*manifest.accepted, *([manifest.step] if manifest.trajectory_hash != digest else [])]
-            resume = Resume(manifest.step, lineage(digest, self.accepted))
+            resume = Resume(choice.found.manifest.step, lineage(digest, self.accepted))
         targets = open_targets(self.specs, self.run_id, resume, service=self.options.service, slug=self.slug)
         self.metrics = MetricsListener(targets, {
             "run_id": self.run_id, "slug": self.slug, "run": self.plan.run.name,
@@ -307,7 +320,7 @@ class _Session:
             data=data.digests(), versions=dict(plan.versions), device=program.device, ranks=1, threads=program.threads,
             kernels=dict(plan.kernels), trajectory=trajectory, trajectory_hash=trajectory_hash(trajectory), digest="",
             health="healthy", files=[], parent=self.parent, steps=plan.run.steps,
-            best=self.best.record() if self.best is not None else None, owed=list(owed))
+            best=self.best.record() if self.best is not None else None, owed=list(owed), accepted=self.accepted)
 
         def write(cancel: Cancel) -> Saved:
             health = store.save(state, manifest, plan.run.keep, cancel)

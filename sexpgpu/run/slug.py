@@ -33,7 +33,7 @@ def new_slug(base: str, run: str, several_runs: bool, now: float | None = None, 
     """`after`: a stamp; where the clock does not say a later one, the slug has the next second's."""
     stamp = time.strftime(_STAMP, time.gmtime(now))
     if after and stamp <= after:
-        stamp = time.strftime(_STAMP, time.gmtime(timegm(time.strptime(after, _STAMP)) + 1))
+        stamp = time.strftime(_STAMP, time.gmtime(seconds_of(after) + 1))
     return f"{slug_head(base, run, several_runs)}-{stamp}-{secrets.token_hex(2)}"
 
 
@@ -41,6 +41,11 @@ def head_of(slug: str) -> str | None:
     """The part before time and hex, or None if `slug` is not one of ours."""
     tail = slug[-_TAIL_LENGTH:]
     return slug[:-_TAIL_LENGTH] if _TAIL.fullmatch(tail) and len(slug) > _TAIL_LENGTH else None
+
+
+def seconds_of(stamp: str) -> int:
+    """Unix seconds."""
+    return timegm(time.strptime(stamp, _STAMP))
 
 
 def stamp_of(slug: str) -> str:

@@ -29,7 +29,7 @@ ENDED = ("done", "failed", "stopped")
 #: seconds that a phase usually stays under; one that takes longer is noted, once, and goes on. `running` is one step.
 DEADLINES: Mapping[str, float] = {"starting": 300.0, "compiling": 600.0, "running": 900.0, "evaluating": 3600.0, "saving": 900.0}
 _FIELDS = ("state", "slug", "run_id", "run", "step", "steps", "loss", "rate", "eta_seconds", "knobs", "checkpoint",
-           "device", "pid", "host", "updated", "error", "since", "overdue")
+           "device", "pid", "host", "updated", "error", "since", "overdue", "ranks")
 
 
 def _is_ours(path: Path) -> bool:
@@ -109,6 +109,23 @@ def _alive(pid: int) -> bool:
     except OSError:  # another user's
         return True
     return True
+
+
+def close_status(path: str | Path, state: str, error: Mapping[str, Any] | None, ranks: list[dict[str, Any]]) -> None:
+    """Ends the status file of a run whose rank 0 could not: it keeps what that had said. A person's file is left alone."""
+    place = Path(os.path.realpath(path))
+    facts: dict[str, Any] = dict.fromkeys(_FIELDS) | {"pid": os.getpid(), "host": socket.gethostname(), "since": time.time()}
+    if place.exists():
+        if not place.is_file() or not _is_ours(place):
+            return
+        with contextlib.suppress(OSError, ValueError), place.open("rb") as file:
+            facts |= json.loads(file.read(MAX_BYTES) or b"{}")
+    facts |= {"state": state, "error": error, "eta_seconds": None, "ranks": ranks or facts.get("ranks"), "updated": time.time()}
+    scratch = place.with_name(f".{place.name}.{os.getpid()}.tmp")
+    with contextlib.suppress(OSError):
+        place.parent.mkdir(parents=True, exist_ok=True)
+        scratch.write_text(json.dumps(facts, allow_nan=False, default=str, indent=1) + "\n", encoding="utf-8")
+        os.replace(scratch, place)
 
 
 class StatusFile:

@@ -36,7 +36,7 @@ class Person:
     def sees(self, pattern: str) -> str:
         """What came before the pattern, and the match, without colours."""
         self.child.expect(pattern)
-        return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", self.child.before + self.child.after)
+        return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", self.child.before + (self.child.after if isinstance(self.child.after, str) else ""))
 
     def asks(self, text: str, pattern: str) -> str:
         self.enter(text)

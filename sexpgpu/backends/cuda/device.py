@@ -67,7 +67,7 @@ def _require_build() -> None:
         fail(
             "E-DEV-001",
             f"torch {torch.__version__} is built without CUDA",
-            help=("pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/cu128", "--device cpu runs without a GPU"),
+            help=("install a CUDA build of torch: its site has the command for each CUDA version", "--device cpu runs without a GPU"),
         )
 
 

@@ -1,7 +1,7 @@
 """What a run takes of the device's memory, known before its first step, and what to do where it is too much (E-MEM-002).
 
-Counted: parameters, gradients, optimizer state, averages, states; the arena of values between launches; what library calls allocate
-themselves; one batch. Not counted: the driver's context and torch's own rounding.
+Counted: parameters, gradients, optimizer state, averages, states; the arena of values between launches; what library calls
+allocate themselves; one batch. Not counted: the driver's context and torch's own rounding.
 """
 
 from __future__ import annotations
@@ -85,10 +85,10 @@ def memory_plan(traced: TracedRun, schema: Schema, forward: Compiled, update: Co
     for name, (dtype, shape) in schema.items():
         kinds[name.partition("/")[0]] += prod(shape) * DTYPES[dtype]
     parts = traced.run.accumulate
-    gradients = sum(node.type.bytes for node in traced.gradients.values())
-    if traced.run.precision == "f64":
-        gradients *= 2
+    gradients = sum(node.type.bytes for node in traced.gradients.values()) * (2 if traced.run.precision == "f64" else 1)
     states = sum(prod(s.shape) * DTYPES[s.dtype] for n, s in traced.states.items() if n in traced.state_updates)
+    if traced.run.precision == "bf16":  # copies for the matrix products
+        kinds["param"] += kinds["param"] // 2
     fields = {n.attrs["name"]: n.type.bytes for n in forward.leaves if n.op == "input"}
     return MemoryPlan(
         kinds["param"], gradients * (2 if parts > 1 else 1), kinds["opt"], kinds["ema"], kinds["state"] + states * parts,
@@ -129,7 +129,7 @@ def check_state(schema: Schema, budget: int | None) -> None:
         largest = sorted(((prod(s) * DTYPES[d], f"{d}[{' '.join(map(str, s))}]", n) for n, (d, s) in schema.items()), reverse=True)[:NAMED]
         fail(
             "E-MEM-002", f"parameters, gradients and optimizer state take {size(total)}, and {size(budget)} are there",
-            notes=[f"{size(count)}  {type_}  {name}" for count, type_, name in largest], help="a narrower model, or a device with more memory",
+            notes=[f"{size(count)}  {kind}  {name}" for count, kind, name in largest], help="a narrower model, or a device with more memory",
         )
 
 

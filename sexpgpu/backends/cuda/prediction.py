@@ -43,8 +43,9 @@ class Predictor:
         def value(leaf: Node) -> torch.Tensor:
             return program._leaf(leaf, fields)
 
-        with torch.no_grad():
-            bound = Bound(compiled, {leaf: value(leaf) for leaf in compiled.leaves}, {}, None, program._draw(offset), program.config.deterministic)
+        with torch.no_grad(), program._modes():
+            leaves = {leaf: value(leaf) for leaf in compiled.leaves}
+            bound = Bound(compiled, leaves, {}, None, program._draw(offset), program.config.deterministic)
             bound.launch()
             out = {name: bound.result(name).cpu() for name in compiled.results}
         if BAD in out and out[BAD] != 0:

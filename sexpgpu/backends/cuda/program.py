@@ -16,12 +16,17 @@ import torch
 
 from sexpgpu.backends import state
 from sexpgpu.backends.arena import Arena
+from sexpgpu.backends.cuda.device import INTERPRETED, Device, free_memory, interpreted, memory_errors
 from sexpgpu.backends.cuda.executable import Bound, Compiled
+from sexpgpu.backends.cuda.indices import raise_bad_index
+from sexpgpu.backends.cuda.memory import MemoryPlan, check_plan, check_state, memory_plan
 from sexpgpu.backends.interpreter.dtypes import TORCH
-from sexpgpu.backends.interpreter.program import Result, source_of
+from sexpgpu.backends.interpreter.program import Result, capacity_of, source_of
 from sexpgpu.ir import Node
-from sexpgpu.ops import build
+from sexpgpu.ops import build, constant
 from sexpgpu.ops.philox import draw_key
+from sexpgpu.ops.random import draw_kind
+from sexpgpu.passes.bounds import BAD, bounded_fields, guard_indices
 from sexpgpu.passes.flatten import flatten
 
 ALIVE = "//alive"  # no parameter's path
@@ -96,11 +101,15 @@ class Replay:
 
 
 class CudaProgram:
-    """`staged` is `compiler.Stages`; `threads` is not used by the device, and is kept for the manifest."""
+    """`staged` is `compiler.Stages`; `threads` is not used by the device, and is kept for the manifest. `opened`: the device;
+    `budget`: bytes that the plan may take, None for what is free. `device`: in tests, `cpu` or `cuda` instead of `opened`."""
 
-    def __init__(self, staged: Any, threads: int | None, device: str = "cuda"):
-        self.device = device
-        self.place = torch.device(device)
+    def __init__(self, staged: Any, threads: int | None, device: str | None = None, opened: Device | None = None, budget: int | None = None):
+        self.target = device or ("cpu" if interpreted() else "cuda")
+        self.device = self.target if opened is None else opened.label
+        self.place = torch.device(self.target)
+        if budget is None and opened is not None and opened is not INTERPRETED:
+            budget = free_memory(opened)
         self.staged, self.traced, self.config = staged, staged.traced, staged.run
         self.threads = threads or torch.get_num_threads()
         self.precision = self.config.precision
@@ -111,21 +120,27 @@ class CudaProgram:
         self._updates = torch.zeros((), dtype=torch.int64, device=self.place)
         self._step = torch.zeros((), dtype=torch.int32, device=self.place)
         self._alive = torch.zeros((), dtype=torch.bool, device=self.place)
-        with torch.device(self.place):
+        check_state(self.schema(), budget)
+        with memory_errors(), torch.device(self.place):
             self._arena = Arena(self._flat(), self.schema())
         self.values: dict[str, Any] = self._arena.tensors
         self._known = {source: self.values[name] for name, source in self.full.items()}
         self._known |= {source_of(leaf): self._arena.place(name) for name, leaf in self._arena.flat.homes.items()}
         self.float = "f64" if self.precision == "f64" else "f32"
-        self._compiled: dict[bool, tuple[Compiled, Compiled]] = {}
-        self._fields: dict[int, dict[str, torch.Tensor]] = {}  # steps of a replay -> field -> [steps batch …]
-        self._pinned: dict[tuple[int, int, str], torch.Tensor] = {}
+        for name, value in self.config.statistics.items():
+            self._known["statistic", name] = torch.tensor(value, dtype=self.dtype, device=self.place)
+        self._bounded = bounded_fields(self.staged.micro(False))
+        self._compiled: dict[Any, tuple[Compiled, Compiled]] = {}
+        self._fields: dict[Any, dict[str, torch.Tensor]] = {}  # (steps of a replay, capacity) -> field -> [steps batch …]
+        self._pinned: dict[Any, torch.Tensor] = {}
         self._turn = 0
         self._flight: dict[int, InFlight] = {}
         self._weights = {e.name: e.weights for e in self.config.evals}
-        self._evals: dict[tuple[str, int], Any] = {}
-        self._steps: dict[tuple[bool, int], tuple[Replay, Report]] = {}
+        self._evals: dict[tuple[str, Any], Any] = {}
+        self._steps: dict[Any, tuple[Replay, Report]] = {}
         self._make_shadows()
+        self.plan: MemoryPlan = memory_plan(self.traced, self.schema(), *self._graphs(False))
+        check_plan(self.plan, budget)
 
     @contextmanager
     def _modes(self) -> Iterator[None]:
@@ -190,7 +205,8 @@ class CudaProgram:
             loss = build("/", loss, build("input", name="count", dtype=float_type, shape=(), batch=False))
         finite = build("logical-and", build("is-finite", loss), build("is-finite", flat.results["gradient-norm"]))
         alive = build("state", path=ALIVE, shape=(), dtype="bool")
-        ok = build("logical-and", alive, finite)
+        inside = build("=", build("input", name=BAD, dtype=float_type, shape=(), batch=False), constant(0.0, float_type))
+        ok = build("logical-and", build("logical-and", alive, finite), inside)
         results: dict[str, Node] = {}
         into: dict[str, Node | None] = {}
         for name, node in flat.results.items():
@@ -229,7 +245,7 @@ class CudaProgram:
                 return self._updates
             op, path, number, batch, size = parts[0]
             first = offset * (size // max(1, self.traced.samples)) if batch else 0
-            key = draw_key(self.config.seed, path, number, op.removeprefix("random-"))
+            key = draw_key(self.config.seed, path, number, draw_kind(op))
             if (key, first) not in self._draws:
                 signed = key - (1 << 64) if key >= 1 << 63 else key
                 self._draws[key, first] = torch.tensor([signed, first], dtype=torch.int64, device=self.place)
@@ -237,14 +253,14 @@ class CudaProgram:
 
         return find
 
-    def _build_step(self, logged: bool, steps: int) -> tuple[Replay, Report]:
+    def _build_step(self, logged: bool, steps: int, capacity: Any = None) -> tuple[Replay, Report]:
         """So many steps in a row, each on its own batch, as one replay."""
         report = Report(self.place, self.dtype)
-        forward, update = self._graphs(logged)
+        forward, update = self._graphs(logged, capacity)
         arena = torch.empty(max(forward.plan.size, update.plan.size), dtype=torch.uint8, device=self.place)
         works: list[Callable[[], None]] = []
         for step in range(steps):
-            fields = {n: t[step] for n, t in self._fields[steps].items()}
+            fields = {n: t[step] for n, t in self._fields[steps, capacity].items()}
             works += self._one_step(forward, update, arena, fields, lambda name, step=step: report.place(f"{step}/{name}"))  # type: ignore[misc]
 
         def work() -> None:
@@ -257,18 +273,21 @@ class CudaProgram:
         self._alive.copy_(alive)
         return replay, report
 
-    def _graphs(self, logged: bool) -> tuple[Compiled, Compiled]:
+    def _staged(self, capacity: Any) -> Any:
+        """The stages of a packed batch of this capacity; None: of a batch that is not packed."""
+        return self.staged if capacity is None or capacity == self.config.data.capacity else self.staged.at(capacity)
+
+    def _graphs(self, logged: bool, capacity: Any = None) -> tuple[Compiled, Compiled]:
         """Forward and backward of a micro-batch, and the update."""
-        if logged not in self._compiled:
-            micro = {
-                n: node if n.startswith(("gradient/", "state/")) else _as_float(node, self.float)
-                for n, node in self.staged.micro(logged).items()
-            }
-            forward = Compiled(micro, dict.fromkeys(micro), self.device, self.traced.origins, self._shadow)
-            update = Compiled(*self._update_results(), self.device, self.traced.origins)
-            self._compiled[logged] = forward, update
+        if (logged, capacity) not in self._compiled:
+            guarded = guard_indices(self._staged(capacity).micro(logged), self._bounded, self.traced.origins)
+            micro = {n: node if n.startswith(("gradient/", "state/")) else _as_float(node, self.float) for n, node in guarded.items()}
+            forward = Compiled(micro, dict.fromkeys(micro), self.target, self.traced.origins, self._shadow)
+            same = next((update for _, update in self._compiled.values()), None)
+            update = same or Compiled(*self._update_results(), self.target, self.traced.origins)
+            self._compiled[logged, capacity] = forward, update
             self.plans = (forward.plan, update.plan)
-        return self._compiled[logged]
+        return self._compiled[logged, capacity]
 
     def _one_step(self, forward: Compiled, update: Compiled, arena: torch.Tensor, batch: Mapping[str, torch.Tensor], place: Callable[[str], torch.Tensor]) -> list[Callable[[], None]]:
         """The launches of a step; `place` gives the home of a scalar."""
@@ -280,7 +299,7 @@ class CudaProgram:
         first = {n: self._arena.views[n.removeprefix("gradient/")] for n in forward.results if n.startswith("gradient/")}
         own = {n: torch.empty_like(t) for n, t in self._arena.gradients.items()} if parts > 1 else {}
         for part in range(parts):
-            fields = {n: t[part * size : (part + 1) * size] for n, t in batch.items()}
+            fields = self._part(batch, part)
             leaves = {n: self._leaf(n, fields) for n in forward.leaves}
             into = first | new_states if part == 0 else first | {n: torch.empty_like(t) for n, t in new_states.items()}
             slots = total if part == 0 else {n: torch.zeros((), dtype=self.dtype, device=self.place) for n in scalars}
@@ -289,6 +308,7 @@ class CudaProgram:
                 works.append(self._joined(part, parts, own, total, slots, new_states, {n: into[n] for n in new_states}))
         inputs = {"loss total": total["loss"]}
         inputs["count"] = total["count"] if "count" in total else torch.full((), float(parts), dtype=self.dtype, device=self.place)
+        inputs[BAD] = total[BAD] if BAD in total else torch.zeros((), dtype=self.dtype, device=self.place)
         inputs |= {f"new state {n.removeprefix('state/')}": t for n, t in new_states.items()}
         inputs |= self._gradient_leaves()
         homes = {name: self._home(name, place) for name in update.results}
@@ -296,6 +316,11 @@ class CudaProgram:
         works.append(Bound(update, leaves, homes, arena, self._draw(0), self.config.deterministic).launch)
         works.append(self._count(homes["ok"]))
         return works
+
+    def _part(self, batch: Mapping[str, torch.Tensor], part: int) -> dict[str, torch.Tensor]:
+        """The fields of one micro-batch: equal parts of each."""
+        sizes = {n: len(t) // self.config.accumulate for n, t in batch.items()}
+        return {n: t[part * sizes[n] : (part + 1) * sizes[n]] for n, t in batch.items()}
 
     def _home(self, name: str, place: Callable[[str], torch.Tensor]) -> torch.Tensor:
         """Where a result of the update is written."""
@@ -376,10 +401,10 @@ class CudaProgram:
             tensor.copy_(saved[name])
         self._restart(step)
 
-    def _take(self, batches: Sequence[Mapping[str, Any]], turn: int) -> None:
+    def _take(self, batches: Sequence[Mapping[str, Any]], turn: int, capacity: Any) -> None:
         """Batches into the device's fields, by way of pinned memory of this turn."""
         count = len(batches)
-        fields = self._fields.setdefault(count, {})
+        fields = self._fields.setdefault((count, capacity), {})
         for name in batches[0]:
             tensors = [self._host(batch[name]) for batch in batches]
             shape = (count, *tensors[0].shape)
@@ -388,9 +413,10 @@ class CudaProgram:
             if self.place.type != "cuda":
                 torch.stack(tensors, out=fields[name])
                 continue
-            if (turn, count, name) not in self._pinned:
-                self._pinned[turn, count, name] = torch.empty(shape, dtype=tensors[0].dtype, pin_memory=True)
-            fields[name].copy_(torch.stack(tensors, out=self._pinned[turn, count, name]), non_blocking=True)
+            key = turn, count, capacity, name
+            if key not in self._pinned:
+                self._pinned[key] = torch.empty(shape, dtype=tensors[0].dtype, pin_memory=True)
+            fields[name].copy_(torch.stack(tensors, out=self._pinned[key]), non_blocking=True)
 
     def _host(self, array: Any) -> torch.Tensor:
         tensor = torch.from_numpy(np.ascontiguousarray(array))
@@ -402,14 +428,16 @@ class CudaProgram:
 
     def launch(self, batches: Sequence[Mapping[str, Any]], logged: bool) -> InFlight:
         """Sends steps to the device, one a batch, as one replay. Two replays may be in flight; `collect` them in order. Where a step
-        is not finite, those after it change nothing."""
+        is not finite, those after it change nothing. Packed batches of one launch have one capacity."""
         turn = self._turn = (self._turn + 1) % 2
-        with torch.no_grad():
+        capacity = capacity_of(batches[0], self.config.accumulate) if self.config.data.source.structures else None
+        with memory_errors(self.plan), torch.no_grad():
             before = self._flight.get(turn)
             if before is not None:
                 before.wait()
-            self._take(batches, turn)
-            key = logged, len(batches)
+            self._take(batches, turn, capacity)
+            key = logged, len(batches), capacity
+            self._latest = key
             with self._modes():
                 if key not in self._steps:
                     self._steps[key] = self._build_step(*key)
@@ -424,14 +452,16 @@ class CudaProgram:
         for name, value in flight.read().items():
             number, _, rest = name.partition("/")
             steps.setdefault(int(number), {})[rest] = value
-        return [self._result(found) for found in steps.values()]
+        return [self._result(found, number) for number, found in steps.items()]
 
-    def _result(self, found: dict[str, float]) -> Result:
+    def _result(self, found: dict[str, float], number: int) -> Result:
         parts = self.config.accumulate
         loss, norm, ok = found["loss"], found["gradient-norm"], found["ok"] != 0
         fell = "" if ok else "loss" if not math.isfinite(loss) else "gradient norm"
         if not ok:
             self._alive.fill_(True)
+        if found.get(f"part/{BAD}"):
+            self._raise_bad_index(number)
         rates = {n.removeprefix("learning-rate/"): v for n, v in found.items() if n.startswith("learning-rate/")}
         metrics: dict[str, float] = {}
         for name, value in found.items():
@@ -442,16 +472,31 @@ class CudaProgram:
         taps = {n.removeprefix("part/tap/"): v / parts for n, v in found.items() if n.startswith("part/tap/")}
         return Result(loss, norm, rates, ok, metrics, taps, found.get("part/count"), fell)
 
+    def _raise_bad_index(self, number: int) -> None:
+        """Names the index of a step of the latest launch that was out of range; the step changed nothing."""
+        logged, count, capacity = self._latest
+        batch = {name: tensor[number] for name, tensor in self._fields[count, capacity].items()}
+        results, parts = self._staged(capacity).micro(logged), self.config.accumulate
+        for part in range(parts):
+            fields = self._part(batch, part)
+            place = self.config.seed, self.updates, part * self.traced.samples
+            raise_bad_index(results, lambda leaf, fields=fields: self._leaf(leaf, fields), place, self.traced.origins, part + 1 == parts)  # type: ignore[misc]
+
     def evaluate(self, name: str, batch: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
-        samples = len(next(iter(batch.values())))
-        with torch.no_grad(), self._modes():
-            if (name, samples) not in self._evals:
-                self._evals[name, samples] = self._build_eval(name, samples, batch)
-            replay, report, fields, weights = self._evals[name, samples]
+        packed = "graph-mask" in batch
+        samples = float(np.sum(batch["graph-mask"])) if packed else len(next(iter(batch.values())))
+        size = capacity_of(batch) if packed else samples
+        with memory_errors(self.plan), torch.no_grad(), self._modes():
+            if (name, size) not in self._evals:
+                self._evals[name, size] = self._build_eval(name, size, batch)
+            replay, report, fields, means, plain, value = self._evals[name, size]
             for field, array in batch.items():
                 fields[field].copy_(self._host(array), non_blocking=True)
             replay.run()
             found = report.read()
+        if found.pop(BAD, 0.0):
+            raise_bad_index(plain, value, (self.config.seed, self.updates, 0), self.traced.origins)
+        weights = dict.fromkeys(means, samples)
         values: dict[str, tuple[float, float]] = {}
         for key, total in found.items():
             if key.endswith("/total"):
@@ -459,23 +504,25 @@ class CudaProgram:
                 values[short] = (total * weights[short], weights[short]) if short in weights else (total, found[f"metric/{short}/count"])
         return values
 
-    def _build_eval(self, name: str, samples: int, batch: Mapping[str, Any]) -> tuple[Any, ...]:
-        entries, results = self.staged.evaluation(name, samples)
-        results = {n: _as_float(node, self.float) for n, node in results.items()}
+    def _build_eval(self, name: str, size: Any, batch: Mapping[str, Any]) -> tuple[Any, ...]:
+        entries, plain = self.staged.evaluation(name, size)
+        results = {n: _as_float(node, self.float) for n, node in guard_indices(plain, (), self.traced.origins).items()}
         fields = {f: self._host(array).to(self.place, copy=True) for f, array in batch.items()}
         report = Report(self.place, self.dtype, max(16, len(results)))
-        compiled = Compiled(results, dict.fromkeys(results), self.device, self.traced.origins)
+        compiled = Compiled(results, dict.fromkeys(results), self.target, self.traced.origins)
         known = dict(self._known)
         if self._weights[name] == "ema":
             for path in self.traced.averages:
                 known[self.full[f"param/{path}"]] = self.values[f"ema/{path}"]
-        leaves = {}
-        for leaf in compiled.leaves:
+
+        def value(leaf: Node) -> torch.Tensor:
             kind, source = source_of(leaf)
-            leaves[leaf] = self._step if leaf.op == "step" else fields[source] if kind == "input" else known[kind, source]
+            return self._step if leaf.op == "step" else fields[source] if kind == "input" else known[kind, source]
+
+        leaves = {leaf: value(leaf) for leaf in compiled.leaves}
         bound = Bound(compiled, leaves, {n: report.place(n) for n in results}, None, self._draw(0), self.config.deterministic)
         replay = Replay(bound.launch, self.place, self._pool)
-        return replay, report, fields, {e.name: samples for e in entries if e.count is None}
+        return replay, report, fields, [e.name for e in entries if e.count is None], plain, value
 
     def close(self) -> None:
         self._steps.clear()

@@ -6,8 +6,8 @@ from sexpgpu.diagnostics.core import Entry
 CODES: dict[str, Entry] = {
     "E-DEV-001": Entry("torch without CUDA", page(
         "The device `cuda` needs a torch that is built for CUDA. The installed one is for the CPU alone.",
-        "pip install torch --index-url https://download.pytorch.org/whl/cpu\nsexpgpu run digits.lisp --device cuda",
-        "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/cu128\nsexpgpu run digits.lisp --device cuda",
+        "pip install torch   # from an index of CPU builds\nsexpgpu run digits.lisp --device cuda",
+        "pip install --force-reinstall torch   # from an index of CUDA builds\nsexpgpu run digits.lisp --device cuda",
         "Compiled kernels are launched through torch's CUDA runtime. `explain --device cuda` needs none: it lowers without a GPU.")),
     "E-DEV-002": Entry("no GPU visible", page(
         "The driver shows this process no GPU: there is none, the driver is not loaded, a container was started without it, or "
@@ -18,7 +18,7 @@ CODES: dict[str, Entry] = {
     "E-DEV-003": Entry("driver too old", page(
         "The NVIDIA driver is older than the CUDA version that torch is built for. The message names both.",
         "sexpgpu run digits.lisp --device cuda   # a driver of CUDA 11, a torch of CUDA 12",
-        "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/cu118\nsexpgpu run digits.lisp --device cuda",
+        "pip install --force-reinstall torch   # a build for the driver's CUDA version\nsexpgpu run digits.lisp --device cuda",
         "A newer driver runs older CUDA versions, an older driver no newer ones. Updating the driver mends it too.")),
     "E-DEV-004": Entry("no such GPU", page(
         "`SEXPGPU_DEVICES` names a GPU that is not there. GPUs are numbered from 0, after `CUDA_VISIBLE_DEVICES`.",

@@ -52,18 +52,23 @@ def compare(manifest: Manifest, now: Identity, saved: Schema, schema: Schema) ->
     harmless = _knob_differences(manifest, now) + _text_differences(manifest, now)
     if manifest.steps is not None and now.steps is not None and manifest.steps != now.steps:
         harmless.append(f":steps was {manifest.steps}, is {now.steps}")
-    return Comparison(tuple(harmless), tuple(_changes(manifest, now)), tuple(impossible), tuple(_inexact(manifest, now)))
+    return Comparison(tuple(harmless), tuple(_changes(manifest, now.trajectory, now.data)), tuple(impossible), tuple(_inexact(manifest, now)))
 
 
-def _changes(manifest: Manifest, now: Identity) -> Iterator[str]:
+def same_trajectory(manifest: Manifest, trajectory: Mapping[str, str], data: Mapping[str, Any]) -> bool:
+    """Whether a program with this trajectory goes on as the one that wrote the checkpoint would have; by value."""
+    return next(_changes(manifest, trajectory, data), None) is None
+
+
+def _changes(manifest: Manifest, trajectory: Mapping[str, str], data: Mapping[str, Any]) -> Iterator[str]:
     """A line for each value of the trajectory that differs; values are compared, not their spelling."""
-    for name in sorted(set(manifest.trajectory) | set(now.trajectory)):
-        old, new = manifest.trajectory.get(name), now.trajectory.get(name)
+    for name in sorted(set(manifest.trajectory) | set(trajectory)):
+        old, new = manifest.trajectory.get(name), trajectory.get(name)
         source = name.removeprefix("data ")
         if old == new:
             continue
         if name.startswith("data ") and old is not None and new is not None:
-            yield from _contents(name, manifest.data.get(source), now.data.get(source), old, new)
+            yield from _contents(name, manifest.data.get(source), data.get(source), old, new)
         elif old is None or new is None:
             yield f"{name}: the {'program' if old is None else 'checkpoint'} has it, the {'checkpoint' if old is None else 'program'} has not"
         else:

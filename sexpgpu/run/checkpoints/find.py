@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TypeVar
 
 from sexpgpu.diagnostics import fail
 from sexpgpu.run.checkpoints.manifest import NAME, Manifest, Torn, read_files, read_manifest
@@ -14,6 +15,7 @@ from sexpgpu.run.storage import Storage, StorageError, open_storage, split
 
 STEP = re.compile(r"step-(0|[1-9]\d{0,17})", re.ASCII)
 ROLE = "checkpoint"
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,8 @@ def moved_on(choice: Choice) -> bool:
 
 def steps_at(location: str) -> frozenset[int]:
     """The steps with a manifest, by one listing."""
-    return frozenset(step for step, names in step_sizes(open_storage(location, ROLE)).items() if NAME in names)
+    storage = open_storage(location, ROLE)
+    return _readable(storage, lambda: frozenset(step for step, names in step_sizes(storage).items() if NAME in names), frozenset())
 
 
 def at_path(path: str | Path, read: bool = True) -> Found:
@@ -138,13 +141,19 @@ def _no_checkpoint(place: Storage) -> None:
 def whole(location: str | Path | Storage) -> tuple[list[Found], list[str]]:
     """Checkpoints with a valid manifest and files of the right sizes, newest first; and a line for each other one."""
     storage = open_storage(str(location), ROLE) if isinstance(location, str | Path) else location
+    nothing: tuple[list[Found], list[str]] = ([], [])
+    return _readable(storage, lambda: _whole(storage), nothing)
+
+
+def _readable(storage: Storage, look: Callable[[], T], nothing: T) -> T:
+    """What `look` finds in a location: E-CKPT-005 for a folder that cannot be read."""
     try:
-        return _whole(storage)
+        return look()
     except StorageError as error:
         if storage.scheme != "file":
             raise
         if isinstance(error.__context__, NotADirectoryError):  # nothing is there, and nothing can be: whoever writes says so
-            return [], []
+            return nothing
         fail("E-CKPT-005", f"the checkpoint location {storage.url} cannot be read: {error.reason}")
 
 
@@ -177,8 +186,8 @@ def _latest(wanted: Wanted, location: str, read: bool) -> Choice:
     suspects: list[str] = []
     steps: frozenset[int] = frozenset()
     for place in places:
+        steps = steps_at(place)
         candidates, torn = whole(place)
-        steps = frozenset(found.manifest.step for found in candidates)
         notes += torn
         if candidates and pattern and not _is_ours(candidates[0].manifest, wanted):
             continue

@@ -163,7 +163,7 @@ def read_file(place: Storage, entry: Mapping[str, Any]) -> bytearray:
     """One file of a manifest, whole and verified; the same errors."""
     data, digest, at = bytearray(entry["size"]), hashlib.sha256(), 0
     try:
-        for block in place.stream(entry["name"], 0, entry["size"]):
+        for block in place.stream(entry["name"]):
             digest.update(block)
             data[at : at + len(block)] = block
             at += len(block)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -126,10 +126,20 @@ class EvalFeed:
     size: int
     limit: int | None = None
 
+    def __len__(self) -> int:
+        """Batches."""
+        return len(self._starts())
+
     def __iter__(self) -> Iterator[dict[str, np.ndarray]]:
-        count = len(self.samples)
-        for start in range(0, count, self.size)[: self.limit]:
-            yield self.samples.take(np.arange(start, min(start + self.size, count)))
+        for number in range(len(self)):
+            yield self.batch(number)
+
+    def batch(self, number: int) -> dict[str, np.ndarray]:
+        start = self._starts()[number]
+        return self.samples.take(np.arange(start, min(start + self.size, len(self.samples))))
+
+    def _starts(self) -> range:
+        return range(0, len(self.samples), self.size)[: self.limit]
 
 
 def own(index: np.ndarray, rank: int, ranks: int) -> np.ndarray:
@@ -157,7 +167,8 @@ def train_feed(dataset: Any, data: Batches, seed: int, rank: int = 0, ranks: int
     """The batches of a run; made ahead, on a thread, where they come from mapped files that memory may not hold."""
     feed: Feed
     if isinstance(dataset, Structures):
-        return TrainFeed(packed(dataset, data), data.batch, seed, data.shuffle, rank, ranks)
+        parts = replace(data, parts=data.parts // ranks) if data.capacities else data  # a rank packs its own micro-batches
+        return TrainFeed(packed(dataset, parts), data.batch, seed, data.shuffle, rank, ranks)
     if isinstance(dataset, Dataset | Stream):
         feed = TrainFeed(samples(dataset, data), data.batch, seed, data.shuffle, rank, ranks)
         return Prefetched(feed) if _mapped(dataset) >= AHEAD else feed

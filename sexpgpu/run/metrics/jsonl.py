@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sexpgpu.diagnostics import fail
-from sexpgpu.run.metrics.record import key_of, line_of
+from sexpgpu.run.metrics.record import key_of, line_of, lineage
 from sexpgpu.run.metrics.target import Resume
 
 
@@ -31,6 +31,7 @@ class JsonlTarget:
         self._resume = resume
         self._seq = 0
         self._there: set[tuple[Any, ...]] = set()
+        self.supersedes = False  # the file's latest records of this run are of another lineage
         self._created = not self.path.exists()
         self._written = False
         self._cut: int | None = None  # where a torn last line begins; cut at the first write, not before
@@ -125,11 +126,14 @@ class JsonlTarget:
             return
         self._seq = max(self._seq, int(record.get("seq", -1)) + 1)
         resume = self._resume
-        if resume is None or not resume.same_trajectory:
+        if resume is None:
             return
-        if kind == "run" and record.get("supersedes_after") is not None:
-            beyond = record["supersedes_after"]
-            self._there = {key for key in self._there if key[1] <= beyond}
+        if kind == "run" and record.get("event") in ("start", "resume"):
+            self.supersedes = lineage(str(record.get("trajectory", "")), record.get("accepted") or ()) != resume.lineage
+            if self.supersedes:
+                self._there.clear()
+        elif self.supersedes:
+            return
         elif kind == "metric" and record.get("step", 0) > resume.step:
             self._there.add(key_of(record))
 

@@ -87,7 +87,8 @@ class MetricsListener:
 
     def _begin(self, event: Started) -> None:
         self._started = True
-        more = {"supersedes_after": event.supersedes} if event.supersedes is not None else {}
+        others = event.resumed and any(getattr(target, "supersedes", False) for target in self.targets)
+        more = {"supersedes_after": event.step} if event.supersedes is not None or others else {}
         self._run("resume" if event.resumed else "start", step=event.step, **more)
         if event.resumed:
             self._say(f"resumed after step {event.step}", "resume", event.step)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from sexpgpu.run.metrics.record import key_of
+from sexpgpu.run.metrics.record import key_of, lineage
 from sexpgpu.run.metrics.syvain import clip, envelope
 
 KEYS, KEY_BYTES, VALUE_BYTES, META_BYTES = 32, 128, 512, 4096  # of a metric's metadata
@@ -32,25 +32,20 @@ class Lineage:
 
     A metric's id comes of run, trajectory, name, step and metadata, not of its value or place in a file: sent again after a
     crash, or written again by a resume whose file was lost, it is the same point. A resume on a changed
-    trajectory makes other points of the same steps, and so does a return to a trajectory that was left.
+    trajectory makes other points of the same steps, and so does a return to a trajectory that was left: each `run`
+    record says both.
     """
 
-    trajectory: str = ""
+    tag: str = ""
     after: str = ""  # the step after which a changed trajectory began
-    _left: dict[str, int] = field(default_factory=dict)
 
     def take(self, record: Mapping[str, Any]) -> None:
         """Hears every `run` record of the run in order."""
         if record.get("event") not in ("start", "resume"):
             return
-        if record.get("supersedes_after") is not None:
-            self._left[self.trajectory] = self._left.get(self.trajectory, 0) + 1
-            self.after = str(record["supersedes_after"])
-        self.trajectory = str(record.get("trajectory", ""))
-
-    @property
-    def tag(self) -> str:
-        return f"{self.trajectory}#{self._left.get(self.trajectory, 0)}"
+        accepted = record.get("accepted") or []
+        self.tag = lineage(str(record.get("trajectory", "")), accepted)
+        self.after = str(accepted[-1]) if accepted else ""
 
 
 def message_of(record: Mapping[str, Any], experiment: str, lineage: Lineage) -> Message:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from sexpgpu.run.events import EvalDone, NotFinite, StepDone
@@ -62,6 +62,14 @@ def tap_name(path: str) -> str:
 def key_of(record: Mapping[str, Any]) -> tuple[Any, ...]:
     """What makes two metric records of one run the same point."""
     return (record.get("name"), record.get("step"), tuple(sorted(record.get("metadata", {}).items())))
+
+
+def lineage(trajectory: str, accepted: Sequence[int]) -> str:
+    """Which history of a run a record is of: its trajectory, and the steps after which `--accept` changed it before.
+
+    The second part tells a return to an earlier trajectory from that one, also where no file holds its records any more.
+    """
+    return "#".join([trajectory, *map(str, accepted)])
 
 
 def line_of(record: Mapping[str, Any]) -> bytes:

@@ -13,10 +13,11 @@ from sexpgpu.settings import SYVAIN_HOST, Secret, Settings
 
 @dataclass(frozen=True)
 class Resume:
-    """A run that goes on after `step` updates. `same_trajectory`: records beyond it that are there already stand."""
+    """A run that goes on after `step` updates. `lineage`: of what it goes on with (`record.lineage`); records beyond the step
+    that are there already stand if they are of the same."""
 
     step: int
-    same_trajectory: bool = True
+    lineage: str
 
 
 @dataclass(frozen=True)

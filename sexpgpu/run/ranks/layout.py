@@ -86,7 +86,7 @@ def layout_of(settings: Settings, environ: Mapping[str, str] = os.environ) -> La
         if settings.devices is None or len(settings.devices) == 1:
             return None
         return Layout(1, 0, 1, 0, settings.devices)
-    host, port = settings.rendezvous
+    host, port = address(settings.rendezvous)
     return Layout(settings.nodes, settings.node_rank, settings.nodes, settings.node_rank, settings.devices or (0,), (host, port))
 
 

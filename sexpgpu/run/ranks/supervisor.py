@@ -18,11 +18,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sexpgpu.diagnostics import SexpError, fail, printable, problem
+from sexpgpu.diagnostics import fail, printable, problem
 from sexpgpu.run.ranks.judge import DEADLINES, Judge, Verdict, verdict_from
 from sexpgpu.run.ranks.layout import PLACE, TORCHRUN, Layout
 from sexpgpu.run.ranks.wire import Closed, Wire
-from sexpgpu.run.status import spoken, write_failed
+from sexpgpu.run.status import close_status, spoken
 from sexpgpu.settings import child_environment
 
 SPEAKS = 1  # of the words between supervisors
@@ -73,6 +73,7 @@ class _Supervisor:
         self.heard_hub = self.pinged = self.ended_well = 0.0
         self.signals: list[int] = []
         self.passed = 0  # signals handed to the ranks
+        self.began = False  # every rank has been at a meeting
 
     def run(self) -> int:
         olds = {number: signal.signal(number, lambda n, frame: self.signals.append(n))
@@ -259,10 +260,9 @@ class _Supervisor:
         table = self.judge.table() if self.judge is not None else None
         for child in self.children:
             self._tell(child, {"ping": 1} if table is None or child.rank else {"ranks": table})
-        for post, wire in list(self.posts.items()):
+        for wire in self.posts.values():
             with contextlib.suppress(Closed):
-                self.posts[post].send({"ping": 1})
-            del wire
+                wire.send({"ping": 1})
         self._to_hub({"ping": 1})
 
     def _tell(self, child: Child, message: Mapping[str, Any]) -> None:
@@ -307,6 +307,7 @@ class _Supervisor:
             judge.lost(rank, str(message["lost"]), now)
 
     def _answer(self, answer: Mapping[str, Any]) -> None:
+        self.began = True
         for child in self.children:
             self._tell(child, {"answer": answer["name"], "facts": dict(answer["facts"]) | {"_address": self.address}})
 
@@ -316,6 +317,8 @@ class _Supervisor:
         self.judge.heard(post, time.monotonic())
         first = post * self.layout.here
         try:
+            if "stop" in message and not self.began:
+                self.finish = 128 + int(message["stop"])
             if "rank" in message or "exited" in message:
                 rank = int(message["rank"] if "rank" in message else message["exited"][0])
                 if not first <= rank < first + self.layout.here:
@@ -377,10 +380,14 @@ class _Supervisor:
     def _pass_signals(self) -> None:
         """To this node's ranks; they agree with the others on the step. A second SIGINT or SIGTERM ends at once."""
         while self.passed < len(self.signals):
+            number = self.signals[self.passed]
+            if not self.began and number != signal.SIGUSR1:  # nobody can agree on a step yet
+                self.finish = 128 + number
+                self._to_hub({"stop": number})
             for child in self.children:
                 if child.code is None:
                     with contextlib.suppress(OSError):
-                        child.process.send_signal(self.signals[self.passed])
+                        child.process.send_signal(number)
             self.passed += 1
 
     # -- the end
@@ -392,6 +399,9 @@ class _Supervisor:
             for wire in self.posts.values():
                 with contextlib.suppress(Closed):
                     wire.send({"finish": self.finish})
+            if self.layout.post == 0 and self.job.status and not self.began:
+                self._kill()
+                close_status(self.job.status, "stopped", None, [])
             return self.finish
         for wire in self.posts.values():
             with contextlib.suppress(Closed):
@@ -413,7 +423,7 @@ class _Supervisor:
             table = self.judge.table() if self.judge is not None else []
             stacks = {r.rank: list(r.stack) for r in self.judge.ranks} if self.judge is not None else {}
             failed = {"code": verdict.code, "message": verdict.message, "place": None, "rank": verdict.rank, "notes": list(verdict.notes)}
-            write_failed(self.job.status, failed, [row | {"stack": stacks.get(row["rank"], [])} for row in table])
+            close_status(self.job.status, "failed", failed, [row | {"stack": stacks.get(row["rank"], [])} for row in table])
         here = verdict.rank is not None and any(c.rank == verdict.rank for c in self.children)
         if verdict.told and here:  # its rank has said it
             self.say(f"the run ends: {verdict.message.partition(':')[0]} failed")
@@ -422,9 +432,10 @@ class _Supervisor:
 
     def _kill(self) -> None:
         for child in self.children:
-            _kill_group(child.process.pid)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                child.process.wait(10)
+            if child.code is None:
+                _kill_group(child.process.pid)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    child.code = child.process.wait(10)
             if child.process.stderr is not None and not child.process.stderr.closed:
                 with contextlib.suppress(KeyError):
                     self.selector.unregister(child.process.stderr)
@@ -485,6 +496,3 @@ def _kill_group(pid: int) -> None:
     """A rank is the leader of a session of its own: its helpers go with it."""
     with contextlib.suppress(OSError):
         os.killpg(pid, signal.SIGKILL)
-
-
-__all__ = ["Job", "SexpError", "supervise"]
