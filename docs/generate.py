@@ -1,15 +1,21 @@
-"""Writes what the docs take from the code: docs/errors.md, docs/ops.md, docs/functions.md, docs/stdlib.md, the table of
-docs/environment.md.
+"""Writes what the docs take from the code: docs/errors.md, docs/ops.md, docs/functions.md, docs/stdlib.md, docs/cli.md, the table of
+docs/environment.md; and from docs/pages.toml: llms.txt, docs/index.md, and the navigation of zensical.toml.
 
 `python docs/generate.py` writes; `python docs/generate.py --check` exits 1 and names what is not current.
 """
 
 from __future__ import annotations
 
+import json
+import re
 import sys
+import tomllib
 from importlib import import_module
 from pathlib import Path
 
+import click
+
+from sexpgpu.cli.main import COMMANDS, cli
 from sexpgpu.diagnostics.core import CATALOGUE
 from sexpgpu.experiment import layers
 from sexpgpu.forms import ListForm, Literal
@@ -150,10 +156,109 @@ def environment(text: str) -> str:
     return f"{head}{BEGIN}\n{variables()}\n{END}{tail}"
 
 
+def commands() -> str:
+    """The reference of the command line, from the commands themselves."""
+    out = ["# Commands", "", "Written by `docs/generate.py` from `sexpgpu/cli/`; change it there. `sexpgpu COMMAND --help` prints the same.", ""]
+    for name in COMMANDS:
+        command = cli.get_command(click.Context(cli), name)
+        assert command is not None
+        out += _command(f"sexpgpu {name}", command)
+    return "\n".join([*out, "Related: [run](run.md), [environment](environment.md), [use](use.md).", ""])
+
+
+def _command(path: str, command: click.Command) -> list[str]:
+    """The section of a command, and those of the commands below it."""
+    context = click.Context(command, info_name=path)
+    usage = " ".join([path, *command.collect_usage_pieces(context)])
+    out = [f"## {path.removeprefix('sexpgpu ')}", "", f"`{usage}`", "", _paragraphs(command.help or ""), ""]
+    rows = [row for p in command.params if isinstance(p, click.Option) and (row := p.get_help_record(context))]
+    if rows:
+        out += ["| option | meaning |", "| --- | --- |", *(f"| `{_cell(flag)}` | {_cell(text)} |" for flag, text in rows), ""]
+    if isinstance(command, click.Group):
+        for name in command.list_commands(context):
+            inner = command.get_command(context, name)
+            assert inner is not None
+            out += _command(f"{path} {name}", inner)
+    return out
+
+
+def _paragraphs(text: str) -> str:
+    return "\n\n".join(" ".join(part.split()) for part in text.replace("\b", "").split("\n\n")).replace("<", "&lt;")
+
+
+# --- the index -----------------------------------------------------------------------
+
+SUMMARY = "A Lisp in which one file is a whole training experiment, and the compiler and run loop that train it."
+NAV_BEGIN, NAV_END = "# nav:begin (docs/generate.py)", "# nav:end"
+
+
+def index() -> dict[str, dict[str, tuple[str, str]]]:
+    """Section -> path -> (title, what it says), every page of docs/ in one of them."""
+    listed = tomllib.loads((DOCS / "pages.toml").read_text("utf-8"))
+    sections = {name: {path: _titled(path, text) for path, text in rows.items()} for name, rows in listed.items()}
+    known = {path for rows in sections.values() for path in rows}
+    last = list(sections)[-1]
+    for page in sorted(DOCS.glob("**/*.md")):
+        path = page.relative_to(DOCS.parent).as_posix()
+        if path not in known and path != "docs/index.md":
+            sections[last][path] = _own_words(page)
+    return sections
+
+
+def _titled(path: str, text: str) -> tuple[str, str]:
+    title, colon, says = text.partition(": ")
+    if not colon:
+        raise SystemExit(f"docs/pages.toml: {path}: its text is no `title: what it says`")
+    return title, says
+
+
+def _own_words(page: Path) -> tuple[str, str]:
+    """A page's heading and first sentence; of a decision, its number and heading."""
+    text = page.read_text("utf-8")
+    heading = next((line.lstrip("# ") for line in text.splitlines() if line.startswith("# ")), page.stem)
+    decision = re.match(r"(\d{4})-", page.name)
+    if decision is not None:
+        said = re.sub(r"^(?:Decision )?\d+[.:] *", "", heading)
+        return f"Decision {int(decision[1])}", said[:1].lower() + said[1:]
+    body = re.sub(r"^(#.*|```.*?^```|<!--.*?-->)$", "", text, flags=re.M | re.S)
+    sentence = re.split(r"(?<=[.:])\s", " ".join(body.split()), maxsplit=1)[0]
+    return heading, sentence.rstrip(".:")
+
+
+def llms() -> str:
+    """The index for a reader that is a program."""
+    out = ["# SexpGPU", "", f"> {SUMMARY}"]
+    for section, rows in index().items():
+        out += ["", f"## {section}", "", *(f"- [{title}]({path}): {says}" for path, (title, says) in rows.items())]
+    return "\n".join([*out, ""])
+
+
+def home() -> str:
+    """The site's first page: the same index, with links within docs/."""
+    out = ["# SexpGPU", "", SUMMARY, "", "Written by `docs/generate.py` from `docs/pages.toml`."]
+    for section, rows in index().items():
+        inside = {path: row for path, row in rows.items() if path.startswith("docs/")}
+        if inside:
+            out += ["", f"## {section}", "", *(f"- [{t}]({path.removeprefix('docs/')}): {says}" for path, (t, says) in inside.items())]
+    return "\n".join([*out, ""])
+
+
+def navigation(text: str) -> str:
+    """zensical.toml with its navigation renewed."""
+    lines = ['nav = [', '  {"Home" = "index.md"},']
+    for section, rows in index().items():
+        inside = [f"    {{{json.dumps(title)} = {json.dumps(path.removeprefix('docs/'))}}}," for path, (title, _) in rows.items() if path.startswith("docs/")]
+        if inside:
+            lines += [f"  {{{json.dumps(section)} = [", *inside, "  ]},"]
+    head, rest = text.split(NAV_BEGIN)
+    return f"{head}{NAV_BEGIN}\n" + "\n".join([*lines, "]"]) + f"\n{NAV_END}{rest.split(NAV_END)[1]}"
+
+
 def pages() -> dict[Path, str]:
     """Each generated page and what it should hold."""
-    page = DOCS / "environment.md"
-    return {DOCS / "errors.md": errors(), DOCS / "ops.md": ops(), DOCS / "functions.md": functions(), DOCS / "stdlib.md": stdlib(), page: environment(page.read_text("utf-8"))}
+    page, site = DOCS / "environment.md", DOCS.parent / "zensical.toml"
+    index_pages = {DOCS.parent / "llms.txt": llms(), DOCS / "index.md": home(), site: navigation(site.read_text("utf-8"))}
+    return index_pages | {DOCS / "cli.md": commands(), DOCS / "errors.md": errors(), DOCS / "ops.md": ops(), DOCS / "functions.md": functions(), DOCS / "stdlib.md": stdlib(), page: environment(page.read_text("utf-8"))}
 
 
 def main(check: bool) -> int:
@@ -161,7 +266,7 @@ def main(check: bool) -> int:
     stale = [path for path, text in pages().items() if not path.exists() or path.read_text("utf-8") != text]
     if check:
         for path in stale:
-            print(f"docs/{path.name} is not current: run `python docs/generate.py`", file=sys.stderr)
+            print(f"{path.relative_to(DOCS.parent)} is not current: run `python docs/generate.py`", file=sys.stderr)
         return 1 if stale else 0
     for path in stale:
         path.write_text(pages()[path], "utf-8")

@@ -205,6 +205,7 @@ class Run:
     frozen: tuple[str, ...] = ()  # globs of parameters that are not trained
     keep_best: KeepBest | None = None
     init: Init | None = None  # weights to start from
+    shard: bool = False  # optimizer state is divided over ranks
     span: Span | None = None
     statistics: dict[str, Any] = field(default_factory=dict)  # source/name -> a number, or one an element, from a scan
 

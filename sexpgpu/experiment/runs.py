@@ -35,7 +35,7 @@ RUN_KEYS = {
     "metrics": Key("form", "((name function) …) of a training batch", evaluated=False),
     "ema": Key("number", "decay of averaged weights, at least 0 and below 1", minimum=0),
     "remat": Key("any", "layers recomputed in the backward pass", later=True),
-    "shard": Key("any", "what is divided over ranks", later=True),
+    "shard": Key("symbol", "optimizer: its state is divided over the ranks", evaluated=False),
     "keep-best": Key("names", "the best checkpoint by a metric: (eval metric), or (eval metric max)", evaluated=False),
     "frozen": Key("names", "globs of parameters that are not trained", (), evaluated=False),
     "init": Key("form", "weights to start from", evaluated=False),
@@ -140,8 +140,16 @@ def read_run(ev: Any, form: ListForm, env: Any, sources: dict[str, DataSource], 
         frozen=value["frozen"],
         keep_best=_keep_best(ev, given["keep-best"], chosen) if "keep-best" in given else None,
         init=_init(ev, given["init"].form, env, data.source.folder) if "init" in given else None,
+        shard=_shard(ev, given["shard"]) if "shard" in given else False,
         span=form.span,
     )
+
+
+def _shard(ev: Any, given: Given) -> bool:
+    if given.value != "optimizer":
+        raise ev.error("E-EVAL-103", f"defrun: there is nothing `{given.value}` to divide over ranks", given.form,
+                       help=suggestion(str(given.value), ("optimizer",), "values of :shard"))
+    return True
 
 
 def _keep_best(ev: Any, given: Given, evals: tuple[Eval, ...]) -> KeepBest:

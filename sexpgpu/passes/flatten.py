@@ -27,7 +27,8 @@ StandsFor = Callable[[Node], tuple[str, str]]
 class Group:
     """Parameters whose update is one expression. `roles`: the results' and leaves' kinds, such as `opt/m`.
 
-    offsets: name -> first element in each vector of the group; `size`: elements of a vector, gaps included.
+    offsets: name -> first element in each vector of the group; `size`: elements of a vector, gaps included, a multiple of
+    `shares`: the update is of one share of it.
     """
 
     number: int
@@ -37,6 +38,11 @@ class Group:
     dtype: str
     offsets: dict[str, int] = field(default_factory=dict)
     size: int = 0
+    shares: int = 1
+
+    @property
+    def share(self) -> int:
+        return self.size // self.shares
 
     def place(self) -> None:
         step = ALIGN // DTYPES[self.dtype]
@@ -46,6 +52,7 @@ class Group:
                 count *= n
             self.offsets[name] = self.size
             self.size += -(-count // step) * step
+        self.size += -self.size % (step * self.shares)
 
     def vector(self, role: str) -> str:
         """The name of one of its vectors: as a parameter path, it cannot be a user's."""
@@ -142,9 +149,12 @@ class _Update:
         return terms, sums
 
 
-def flatten(results: Mapping[str, Node], names: Sequence[str], owners: Owners, stands_for: StandsFor) -> Flat:
+def flatten(results: Mapping[str, Node], names: Sequence[str], owners: Owners, stands_for: StandsFor, shares: int = 1) -> Flat:
     """The update `results` with one vector for the parameters of equal expressions. Numbers change by the order of the
-    sum in the gradient's norm alone."""
+    sum in the gradient's norm alone.
+
+    `shares` above 1: of each vector one share, and the gradient's norm, which needs all of them, is the input `gradient-norm`.
+    """
     update = _Update(results, owners, stands_for)
     own: dict[str, dict[str, Node]] = {name: {} for name in names}
     for result, node in results.items():
@@ -160,7 +170,7 @@ def flatten(results: Mapping[str, Node], names: Sequence[str], owners: Owners, s
         if key is None:
             continue
         dtype = own[name]["param"].type.dtype
-        group = groups.setdefault(key, Group(len(groups), [], {}, list(own[name]), dtype))
+        group = groups.setdefault(key, Group(len(groups), [], {}, list(own[name]), dtype, shares=shares))
         group.names.append(name)
         group.shapes[name] = shapes[name]
     for group in groups.values():
@@ -186,7 +196,7 @@ def _rebuilt(update: _Update, own: Mapping[str, dict[str, Node]], groups: list[G
     for leaf, (role, name) in update.leaf.items():
         if name in first:
             group = first[name]
-            attrs = {**leaf.attrs, "path": group.vector(role), "shape": (group.size,)}
+            attrs = {**leaf.attrs, "path": group.vector(role), "shape": (group.share,)}
             vectors[leaf] = build(leaf.op, **attrs)
             (gradients if role == "gradient" else homes)[group.vector(role)] = vectors[leaf]
         elif name not in grouped:
@@ -196,7 +206,10 @@ def _rebuilt(update: _Update, own: Mapping[str, dict[str, Node]], groups: list[G
     for node in update.order:
         if node not in late and node not in sums:
             _renew(update, node, new, vectors, grouped, first)
-    new[update.norm] = _norm(update, terms, new, grouped, first)
+    if groups and groups[0].shares > 1:
+        new[update.norm] = build("input", name="gradient-norm", dtype=update.norm.type.dtype, shape=(), batch=False)
+    else:
+        new[update.norm] = _norm(update, terms, new, grouped, first)
     for node in update.order:
         if node in late and node is not update.norm:
             _renew(update, node, new, vectors, grouped, first)

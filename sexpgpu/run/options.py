@@ -51,3 +51,8 @@ class RunPlan:
     kernels: Mapping[str, Any] = field(default_factory=dict)
     step_graphs: Callable[[], Any] | None = None  # `backends.interpreter.replay.StepGraphs`, for an autopsy
     selection: Mapping[str, Any] = field(default_factory=dict)  # variant and sets, as the command line gave them
+    team: Any = None  # `ranks.team.Team` of a run of several ranks
+
+    @property
+    def ranks(self) -> int:
+        return 1 if self.team is None else int(self.team.place.ranks)

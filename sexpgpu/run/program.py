@@ -46,6 +46,9 @@ class Program(Protocol):
     def load(self, state: Mapping[str, Any], step: int) -> None:
         """Takes tensors of these names and the update counter; shapes and dtypes were checked by the caller."""
 
+    def share(self, saved: Mapping[str, Any] | None, step: int) -> None:
+        """Of several ranks: each takes rank 0's state, and the update counter. `saved`: as for `load`; None elsewhere."""
+
     def schema(self) -> dict[str, tuple[str, tuple[int, ...]]]:
         """Name -> (dtype, shape) of what `state` gives."""
 

@@ -318,11 +318,25 @@ def test_a_cursor_of_another_file_or_host_is_not_believed(fake, file):
 
 
 def test_a_changed_trajectory_is_new_points(fake, file):
-    append(file, [run_record("start"), *points(6), run_record("resume", step=3, supersedes_after=3, trajectory="t1"), *points(3, 4),
-                  run_record("resume", step=3, supersedes_after=3, trajectory="t0"), *points(3, 4), run_record("done")])
+    """A, then B from step 3, then A from B's step 4: three values of step 5 are three points, in three series."""
+    append(file, [run_record("start"), *points(6), run_record("resume", step=3, supersedes_after=3, trajectory="t1", accepted=[3]), *points(3, 4),
+                  run_record("resume", step=4, supersedes_after=4, trajectory="t0", accepted=[3, 4]), *points(2, 5), run_record("done")])
     assert deliver(fake.url, file).finished
     got = [(p["step"], p["meta"].get("accepted-after")) for p in fake.points()]
-    assert got == [*((s, None) for s in range(1, 7)), (4, "3"), (5, "3"), (6, "3"), (4, "3"), (5, "3"), (6, "3")]
+    assert got == [*((s, None) for s in range(1, 7)), (4, "3"), (5, "3"), (6, "3"), (5, "4"), (6, "4")]
+
+
+def test_a_lineage_needs_no_file(fake, file):
+    """The same where what came before is in no file: a spool that was delivered is removed."""
+    for records in ([run_record("start"), *points(6)], [run_record("resume", step=3, supersedes_after=3, trajectory="t1", accepted=[3]), *points(3, 4)],
+                    [run_record("resume", step=4, supersedes_after=4, trajectory="t0", accepted=[3, 4]), *points(2, 5)],
+                    [run_record("resume", step=4, trajectory="t0", accepted=[3, 4]), *points(2, 5)]):
+        file.unlink(missing_ok=True)
+        cursor_path(file).unlink(missing_ok=True)
+        append(file, records)
+        assert deliver(fake.url, file).finished
+    got = [(p["step"], p["meta"].get("accepted-after")) for p in fake.points()]
+    assert got == [*((s, None) for s in range(1, 7)), (4, "3"), (5, "3"), (6, "3"), (5, "4"), (6, "4")]
 
 
 def test_lifecycle_words(fake, file):

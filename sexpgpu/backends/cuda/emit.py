@@ -165,6 +165,7 @@ class Emitter:
         self.done: dict[Node, str] = {}
         self.places: dict[Node, set[Expr]] = {}  # what is read -> where
         self.count = 0
+        self.eighths = False  # whether every eighth column is named too
         self.wide = any(n.type.size >= 1 << 31 for n in (*kernel.reads, *kernel.stores)) or self.rows * self.columns >= 1 << 31
         self.partials: dict[Node, tuple[int, int]] = {}
         self.masks = (self.rows % blocks.rows != 0, self.columns % blocks.columns != 0)
@@ -345,12 +346,26 @@ class Emitter:
     def _draw(self, node: Node, index: Index, key: tuple) -> str:
         place = offset(index, node.type.shape)
         pointer = self.parameter("key", (node.op, node.attrs["path"], node.attrs["number"], node.type.batch, node.type.size))
+        if node.op == "random-bernoulli" and self._by_eight(node, place):
+            self.eighths = True
+            limit, rows = round(node.attrs["p"] * 65536), self.blocks.rows if self.spread(place)[0] else 1
+            element = render(place, lambda v: "c8" if v.name == "c" else self.var(v))
+            text = f"bernoulli_tile({pointer}, {self.parameter('draw')}, as_tensor({element}), {limit}, {rows}, {self.blocks.columns})"
+            return self.put(text, self.spread(place), key)
         text = f"{node.op.replace('-', '_')}({pointer}, {self.parameter('draw')}, as_tensor({self.expression(place)})"
         if node.op == "random-bernoulli":
             text += f", {round(node.attrs['p'] * 65536)}"
         elif node.type.dtype == "f64":
             return self.put(f"{text}).to(tl.float64)", self.spread(place), key)
         return self.put(text + ")", self.spread(place), key)
+
+    def _by_eight(self, node: Node, place: Expr) -> bool:
+        """Whether each eight elements of a tile's row are one block of the draw."""
+        if self.blocks.columns % 8 or place.const % 8 or (node.type.batch and (node.type.size // node.type.shape[0]) % 8):
+            return False
+        steps = {atom: k for atom, k in place.terms}
+        inner = steps.pop(Var("c", self.columns), 0)
+        return inner == 1 and all(k % 8 == 0 for k in steps.values())
 
     # --- units ---
 
@@ -504,7 +519,11 @@ class Emitter:
         return [f"rm = r < {self.rows}"] if self.masks[0] else []
 
     def _cm(self) -> list[str]:
-        return [f"cm = c < {self.columns}"] if self.masks[1] else []
+        """What follows the columns `c`: their mask, and every eighth of them."""
+        lines = [f"cm = c < {self.columns}"] if self.masks[1] else []
+        if self.eighths:
+            lines.append(f"c8 = tl.min(c, axis=1, keep_dims=True) + 8 * tl.arange(0, {self.blocks.columns // 8})[None, :]")
+        return lines
 
     def _long(self) -> tuple[list[str], tuple[int, int]]:
         """A row a program, in passes over its columns: one for each level of reductions, and one that stores."""

@@ -407,8 +407,8 @@ def clamp(x, low, high):
 
 
 @triton.jit
-def philox(key, draw, block, lane):
-    """Word `lane` of block `block` of Philox 4x32-10 under the key at `key` (two u32 in an i64), step in the counter."""
+def philox_words(key, draw, block):
+    """The four words of blocks of Philox 4x32-10 under the key at `key` (two u32 in an i64), step in the counter."""
     words = tl.load(key)
     k0 = (words & 0xFFFFFFFF).to(tl.uint32)
     k1 = ((words >> 32) & 0xFFFFFFFF).to(tl.uint32)
@@ -426,6 +426,13 @@ def philox(key, draw, block, lane):
         c0, c1, c2, c3 = h1 ^ c1 ^ k0, l1, h0 ^ c3 ^ k1, l0
         k0 = (k0 + 0x9E3779B9).to(tl.uint32)
         k1 = (k1 + 0xBB67AE85).to(tl.uint32)
+    return c0, c1, c2, c3
+
+
+@triton.jit
+def philox(key, draw, block, lane):
+    """Word `lane` of each block."""
+    c0, c1, c2, c3 = philox_words(key, draw, block)
     return tl.where(lane == 0, c0, tl.where(lane == 1, c1, tl.where(lane == 2, c2, c3)))
 
 
@@ -463,3 +470,12 @@ def random_bernoulli(key, draw, element, limit: tl.constexpr):
     word = philox(key, draw, element // 8, half // 2)
     bits = tl.where(half % 2 == 0, word & 0xFFFF, word >> 16)
     return bits < limit
+
+
+@triton.jit
+def bernoulli_tile(key, draw, element, limit: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """A tile of masks whose every eighth element is `element` [rows columns/8], a multiple of 8: a block of words for eight."""
+    w0, w1, w2, w3 = philox_words(key, draw, (element.to(tl.int64) + tl.load(key + 1)) // 8)
+    words = tl.join(tl.join(w0, w2), tl.join(w1, w3))
+    halves = tl.join(words & 0xFFFF, words >> 16)
+    return tl.reshape(halves, (ROWS, COLUMNS)) < limit

@@ -74,10 +74,24 @@ def fusions(order: Sequence[Node], results: Iterable[Node]) -> dict[Value, Step]
         for node in order:
             if node.op in rules and node.type.dtype in FUSABLE:
                 for step in rules[node.op](graph, node):
-                    if any(output in found for output in step.outputs):
+                    if any(output in found for output in step.outputs) or (rules is _WHOLE and _circular(step, found)):
                         break  # what follows may need what this step would have saved
                     found.update(dict.fromkeys(step.outputs, step))
     return found
+
+
+def _circular(step: Step, found: Mapping[Value, Step]) -> bool:
+    """Whether an input needs an output: what a call computes together may lie on both sides of something else."""
+    stack, seen = list(step.inputs), set(step.inputs)
+    while stack:
+        value = stack.pop()
+        if value in step.outputs:
+            return True
+        fused = found.get(value)
+        more = fused.inputs if fused is not None else value.inputs if isinstance(value, Node) else ()
+        stack += (new for new in more if new not in seen)
+        seen.update(more)
+    return False
 
 
 def _scalar(node: Node) -> bool:

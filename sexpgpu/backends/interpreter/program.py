@@ -16,10 +16,12 @@ import torch
 
 from sexpgpu.backends import state
 from sexpgpu.backends.arena import Arena
+from sexpgpu.backends.interpreter.dtypes import TORCH
 from sexpgpu.backends.interpreter.draws import Ahead, StepContext
 from sexpgpu.backends.interpreter.executable import Executable
 from sexpgpu.backends.interpreter.indices import refuse_index
 from sexpgpu.backends.interpreter.memory import keep_freed
+from sexpgpu.backends.ranks import Alone, Team
 from sexpgpu.experiment.traced import AVERAGE
 from sexpgpu.ir import Node
 from sexpgpu.passes.flatten import Flat, flatten
@@ -82,12 +84,17 @@ class InterpreterProgram:
 
     A step is two graphs: from a batch to the loss and the gradients, and from those to new parameters. Parameters,
     gradients and optimizer state of equal updates lie in vectors (`flat`), of which the named tensors are views.
+
+    Of several ranks (`team`) each computes its part of the batch; between the two graphs losses, counts and gradients are
+    summed over them. With `:shard optimizer` a rank updates its share of each vector, and parameters are put together after.
     """
 
     device = "cpu"
 
-    def __init__(self, staged: Any, threads: int | None):
+    def __init__(self, staged: Any, threads: int | None, team: Team | None = None):
         keep_freed()
+        self.team: Team = Alone() if team is None else team
+        self.shard = staged.run.shard and self.team.ranks > 1
         self.staged, self.traced, self.config = staged, staged.traced, staged.run
         self.threads = threads or torch.get_num_threads()
         torch.set_num_threads(self.threads)
@@ -96,9 +103,9 @@ class InterpreterProgram:
         self._graphs: dict[Any, Any] = {}
         self._full = state.sources(self.traced)
         self._weights = {e.name: e.weights for e in self.config.evals}
-        self._arena = Arena(self._flat(), self.schema())
+        self._arena = Arena(self._flat(), self.schema(), self.team.rank if self.shard else 0)
         self.values: dict[str, Any] = self._arena.tensors  # state names -> tensors, for good
-        self._known = {source: self.values[name] for name, source in self._full.items()}
+        self._known = {source: self.values[name] for name, source in self._full.items() if name in self.values}
         for name, value in self.config.statistics.items():
             self._known["statistic", name] = torch.tensor(value, dtype=self.dtype)
         self._update = self._bound_update()
@@ -119,8 +126,9 @@ class InterpreterProgram:
             if kind in ("param", "opt", "ema"):
                 slot, _, rest = name.removeprefix("opt/").partition("/")
                 owners[kind, path] = (f"opt/{slot}", rest) if kind == "opt" else (kind, name.partition("/")[2])
-        divided = self.traced.loss.count is not None or self.config.accumulate > 1
-        return flatten(self.staged.update(divided), list(self.traced.gradients), owners, source_of)
+        divided = self.traced.loss.count is not None or self.config.accumulate * self.team.ranks > 1
+        shares = self.team.ranks if self.shard else 1
+        return flatten(self.staged.update(divided), list(self.traced.gradients), owners, source_of, shares)
 
     def _bound_update(self) -> Bound:
         flat, arena = self._arena.flat, self._arena
@@ -130,7 +138,7 @@ class InterpreterProgram:
         self._kept = sorted(kept, key=lambda name: name != "gradient-norm")  # it decides whether anything is written
         executable = Executable(flat.results, into, scratch, self._kept)
         known = {leaf: arena.place(name) for name, leaf in flat.homes.items()}
-        known |= {leaf: arena.gradients[name] for name, leaf in flat.gradients.items()}
+        known |= {leaf: arena.own(name, arena.gradients[name]) for name, leaf in flat.gradients.items()}
         for leaf in executable.leaves:
             known.setdefault(leaf, self._known.get(source_of(leaf)))
         return Bound(executable, known, [arena.place(name) for name in into])
@@ -149,15 +157,28 @@ class InterpreterProgram:
         return state.schema(self.traced, self.config.precision)
 
     def initialise(self) -> None:
-        state.initialise(self.traced, self.config.seed, self.values)
+        missing = {n: torch.zeros(shape, dtype=TORCH[dtype]) for n, (dtype, shape) in self.schema().items() if n not in self.values}
+        state.initialise(self.traced, self.config.seed, self.values | missing)
+        for name, tensor in missing.items():
+            self._arena.put(name, tensor)
         self._moved(0)
 
     def state(self) -> dict[str, Any]:
-        return dict(self.values)
+        """Every rank calls it where optimizer state is divided."""
+        with torch.inference_mode():
+            return self._arena.whole(self.team.gather)
 
     def load(self, saved: Mapping[str, Any], step: int) -> None:
-        for name, tensor in self.values.items():
-            tensor.copy_(saved[name])
+        for name in self.schema():
+            self._arena.put(name, saved[name])
+        self._moved(step)
+
+    def share(self, saved: Mapping[str, Any] | None, step: int) -> None:
+        """Every rank takes rank 0's `saved` (None elsewhere), one tensor at a time."""
+        for name, (dtype, shape) in sorted(self.schema().items()):
+            tensor = torch.empty(shape, dtype=TORCH[dtype]) if saved is None else saved[name].clone()
+            self.team.copy_([tensor])
+            self._arena.put(name, tensor)
         self._moved(step)
 
     def _moved(self, updates: int) -> None:
@@ -183,7 +204,7 @@ class InterpreterProgram:
         with torch.inference_mode():
             forward, size, parts = self._fitting(batch, logged), self.traced.samples, []
             for part in range(self.config.accumulate):
-                context = StepContext(self.config.seed, self.updates, part * size, size, self._ahead)
+                context = StepContext(self.config.seed, self.updates, self._offset(part), size, self._ahead)
                 self._draw_ahead(part)
                 values = self._run(forward, self._fields(batch, part, self.config.accumulate), context)
                 parts.append(dict(zip(forward.executable.names, values, strict=True)))
@@ -212,12 +233,15 @@ class InterpreterProgram:
 
     def _draw_ahead(self, part: int) -> None:
         """Asks for the masks of this micro-batch, should they not be under way, and for those of the next."""
-        size, count = self.traced.samples, self.config.accumulate
         if not self._masks:
             return
-        self._ahead.ask(self._masks, self.updates, part * size)
-        after = (self.updates, part + 1) if part + 1 < count else (self.updates + 1, 0)
-        self._ahead.ask(self._masks, after[0], after[1] * size)
+        self._ahead.ask(self._masks, self.updates, self._offset(part))
+        after = (self.updates, part + 1) if part + 1 < self.config.accumulate else (self.updates + 1, 0)
+        self._ahead.ask(self._masks, after[0], self._offset(after[1]))
+
+    def _offset(self, part: int) -> int:
+        """The place in the whole batch of a micro-batch's first sample."""
+        return (self.team.rank * self.config.accumulate + part) * self.traced.samples
 
     def _add_gradients(self, part: int) -> None:
         """Sums of gradients over micro-batches, in their order; after the last they are the gradients."""
@@ -231,22 +255,78 @@ class InterpreterProgram:
                 gradient.copy_(total)
 
     def _finish(self, parts: list[dict[str, Any]]) -> Result:
-        counts = _total(parts, "count", self.dtype)
-        total, count = float(_total(parts, "loss", self.dtype)), float(counts)
+        total, count, metrics, taps = self._sums_of(parts)
         loss = total / count if count else math.nan
+        gathered = {"count": torch.tensor(count, dtype=self.dtype)}
+        if self.team.ranks > 1 and math.isfinite(loss):
+            gathered |= self._gather_gradients(count)
         context = StepContext(self.config.seed, self.updates, open=math.isfinite(loss))
-        out = dict(zip(self._update.executable.names, self._update.run({"count": counts}, context), strict=True))
+        gathered.setdefault("gradient-norm", torch.tensor(math.nan, dtype=self.dtype))
+        out = dict(zip(self._update.executable.names, self._update.run(gathered, context), strict=True))
         norm = float(out["gradient-norm"])
         fell = "" if math.isfinite(loss) and math.isfinite(norm) else "gradient norm" if math.isfinite(loss) else "loss"
         rates = {k.removeprefix("learning-rate/"): float(v) for k, v in out.items() if k.startswith("learning-rate/")}
         if not fell:
-            for name in parts[0]:
-                if name.startswith("state/"):
-                    self.values[name].copy_(_merged([p[name] for p in parts]))
+            self._join_parameters()
+            self._merge_states(parts)
             self.updates += 1
-        metrics = {n: t / c if c else math.nan for n, (t, c) in _metrics(parts).items()}
-        taps = {k.removeprefix("tap/"): sum(float(p[k]) for p in parts) / len(parts) for k in parts[0] if k.startswith("tap/")}
         return Result(loss, norm, rates, not fell, metrics, taps, count if "count" in parts[0] else None, fell)
+
+    def _sums_of(self, parts: list[dict[str, Any]]) -> tuple[float, float, dict[str, float], dict[str, float]]:
+        """Loss and count as sums over all micro-batches of all ranks, and the values of metrics and taps."""
+        joined = _metrics(parts)
+        taps = {k.removeprefix("tap/"): sum(float(p[k]) for p in parts) for k in parts[0] if k.startswith("tap/")}
+        own = [float(_total(parts, name, self.dtype)) for name in ("loss", "count")]
+        own += [value for pair in joined.values() for value in pair] + list(taps.values())
+        total, count, *rest = self.team.sum_floats(own) if self.team.ranks > 1 else own
+        pairs, many = iter(rest), len(parts) * self.team.ranks
+        metrics = {}
+        for name in joined:
+            t, c = next(pairs), next(pairs)
+            metrics[name] = t / c if c else math.nan
+        return total, count, metrics, {name: next(pairs) / many for name in taps}
+
+    def _gather_gradients(self, count: float) -> dict[str, Any]:
+        """Sums over ranks where the update reads them; where vectors are divided, the gradient's norm too."""
+        gradients, arena = self._arena.gradients, self._arena
+        if not self.shard:
+            self.team.gradients_(list(gradients.values()))
+            return {}
+        square = torch.zeros(1, dtype=torch.float64)
+        for name, gradient in gradients.items():
+            if name in arena.of_vector:
+                own = arena.own(name, gradient)
+                own.copy_(self.team.own_sum(gradient))
+                square += torch.sum(torch.square(own / count))
+        self.team.sum_(square)
+        for name, gradient in gradients.items():
+            if name not in arena.of_vector:
+                self.team.gradients_([gradient])
+                square += torch.sum(torch.square(gradient / count))
+        return {"gradient-norm": torch.sqrt(square)[0].to(self.dtype)}
+
+    def _join_parameters(self) -> None:
+        """After an update of shares: the whole vectors of parameters and averages, which the next step reads."""
+        if not self.shard:
+            return
+        for name, vector in self._arena.vectors.items():
+            if name not in self._arena.divided:
+                vector.copy_(self.team.gather(self._arena.own(name, vector)))
+
+    def _merge_states(self, parts: list[dict[str, Any]]) -> None:
+        """States that micro-batches updated each for itself: the mean over all of them; integers take the last."""
+        for name in parts[0]:
+            if not name.startswith("state/"):
+                continue
+            merged = _merged([p[name] for p in parts])
+            if self.team.ranks > 1:
+                merged = merged.clone(memory_format=torch.contiguous_format)
+                if merged.dtype.is_floating_point:
+                    self.team.sum_(merged)
+                    merged /= self.team.ranks
+                else:
+                    self.team.copy_([merged], self.team.ranks - 1)
+            self.values[name].copy_(merged)
 
     def evaluate(self, name: str, batch: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
         packed = "graph-mask" in batch

@@ -49,15 +49,16 @@ class Layout:
         """The first rank of this post."""
         return self.post * self.here
 
-    def place(self, local: int, channel: int) -> Place:
+    def place(self, local: int, channel: int, address: str) -> Place:
         each = self.ranks // self.nodes
         rank = self.first + local
-        return Place(rank, self.ranks, self.node, self.nodes, rank % each, each, self.devices[local], channel)
+        return Place(rank, self.ranks, self.node, self.nodes, rank % each, each, self.devices[local], channel, address)
 
 
 @dataclass(frozen=True)
 class Place:
-    """What one rank's process is told. `local` of `each`: its number on its node; `channel`: the socket to its supervisor."""
+    """What one rank's process is told. `local` of `each`: its number on its node; `channel`: the socket to its supervisor;
+    `address`: at which the other nodes reach this one."""
 
     rank: int
     ranks: int
@@ -67,6 +68,7 @@ class Place:
     each: int
     device: int
     channel: int
+    address: str
 
     def to_text(self) -> str:
         return json.dumps(asdict(self))

@@ -208,7 +208,7 @@ class _Supervisor:
     def _start(self) -> None:
         for local in range(self.layout.here):
             ours, theirs = socket.socketpair()
-            place = self.layout.place(local, theirs.fileno())
+            place = self.layout.place(local, theirs.fileno(), self.address)
             environ = dict(os.environ) if place.rank == 0 else child_environment(os.environ, ("data", "checkpoint"))
             if place.rank:
                 for name in ("SEXPGPU_METRICS", "SEXPGPU_STATUS"):
@@ -309,7 +309,7 @@ class _Supervisor:
     def _answer(self, answer: Mapping[str, Any]) -> None:
         self.began = True
         for child in self.children:
-            self._tell(child, {"answer": answer["name"], "facts": dict(answer["facts"]) | {"_address": self.address}})
+            self._tell(child, {"answer": answer["name"], "facts": answer["facts"]})
 
     def _from_post(self, post: int, message: Mapping[str, Any]) -> None:
         """Raises Closed for what no supervisor says."""
