@@ -23,6 +23,22 @@
   "Each row of the last axis over its root mean square, then scaled by unit: [… d] -> [… d] (Zhang and Sennrich 2019)."
   (* (normalize x :eps eps :center false) (param "weight" [(dim x -1)] :init ones)))
 
+(defun flatten (x &key (from 1))
+  "The axes :from … last as one, in row-major order: [n c h w] -> [n c·h·w]."
+  (reshape x (append (subseq (shape x) 0 from) [(reduce * (subseq (shape x) from) :initial-value 1)])))
+
+(defun stack (tensors &key (axis 0))
+  "A list of tensors of one shape side by side along a new axis: n of [a b] -> [n a b]."
+  (concat (mapcar (lambda (x) (expand-dims x :axis axis)) tensors) :axis axis))
+
+(defun upsample (x factor)
+  "Each element of the spatial axes repeated `factor` times along each of them (nearest neighbour): [n c …] -> [n c …]."
+  (let ((sizes (subseq (shape x) 2))
+        (kept (subseq (shape x) 0 2)))
+    (reshape (broadcast (reshape x (append kept (reduce append (mapcar (lambda (n) [n 1]) sizes))))
+                        (append kept (reduce append (mapcar (lambda (n) [n factor]) sizes))))
+             (append kept (mapcar (lambda (n) (* n factor)) sizes)))))
+
 (defun along-axis (vector axis axes)
   "A vector [c] as a tensor of `axes` axes, all of size 1 but `axis`: to scale one axis of another tensor."
   (reshape vector (mapcar (lambda (i) (if (= i axis) (dim vector 0) 1)) (range axes))))

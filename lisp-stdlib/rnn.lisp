@@ -67,3 +67,10 @@ x [b in], h [b units] or nil -> [b units]."
 (deflayer gru (x units)
   "The hidden states of a `gru-cell` over time: [b t in] -> [b t units]."
   (over-time (unroll (lambda (u h) (gru-cell u h units :name "cell" :share (not (null h)))) (time-steps x))))
+
+(deflayer bidirectional (x units &key (layer gru))
+  "A recurrent layer over time and another over the reversed time, side by side: [b t in] -> [b t 2·units] (Schuster and
+Paliwal 1997). :layer is `gru`, `lstm` or another function (x units :name …)."
+  (concat [(layer x units :name "forward")
+           (flip (layer (flip x :axis 1) units :name "backward") :axis 1)]
+          :axis -1))

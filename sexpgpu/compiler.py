@@ -14,19 +14,19 @@ from importlib import import_module, metadata
 from typing import Any
 
 from sexpgpu import __version__
-from sexpgpu.diagnostics import Diagnostic, SexpError, one_or_all, problem
+from sexpgpu.diagnostics import Diagnostic, SexpError, note_warning, one_or_all, problem, suggestion
 from sexpgpu.experiment import check as checking
 from sexpgpu.experiment.check import Checked
 from sexpgpu.experiment.load import Loaded, Selection, choose_run, load
 from sexpgpu.experiment.model import Batches, Eval, Run
-from sexpgpu.experiment.report import ParameterRow, Report, RunReport
 from sexpgpu.experiment.traced import Entry, TracedRun, trace_eval, trace_run
 from sexpgpu.ir import Node, postorder
-from sexpgpu.ir.text import document, graph_hash
+from sexpgpu.ir.text import graph_hash
 from sexpgpu.lisp.values import show
 from sexpgpu.ops import table
 from sexpgpu.passes.expand import expand_gradients
 from sexpgpu.passes.join import join_large
+from sexpgpu.passes.mixing import mixing
 from sexpgpu.passes.precision import apply_precision
 from sexpgpu.passes.simplify import simplify
 from sexpgpu.passes.train_step import (
@@ -61,7 +61,7 @@ class Stages:
 def stages(loaded: Loaded, run: Run, device: str = "cpu", ranks: int = 1) -> Stages:
     """Traces the run at its micro-batch, one rank's, and says how each graph is made from it."""
     traced = trace_run(loaded.ev, run, run.data.batch // (run.accumulate * ranks))
-    check_statistics(traced)
+    check_statistics(traced, graph_results(traced))
     evals = {e.name: e for e in run.evals}
 
     def lower(results: dict[str, Node]) -> dict[str, Node]:
@@ -103,12 +103,37 @@ def step_graphs(staged: Stages) -> Any:
     return graphs(traced, micro=placed(micro_step(traced, logged=False), "gradient/"), update=placed(update_step(traced, divided=True)))
 
 
-def check_statistics(traced: TracedRun) -> None:
-    """Every statistic is of data that the run or its evaluations use: others are not looked at."""
+def check_divides(run: Run, ranks: int) -> None:
+    """A batch is cut into equal micro-batches, each rank's and each of `:accumulate`; E-RUN-104 where it cannot be."""
+    if run.data.batch % (ranks * run.accumulate):
+        cut = f" and :accumulate {run.accumulate}" if run.accumulate > 1 else ""
+        raise problem("E-RUN-104", f"{ranks} ranks{cut} do not divide :batch {run.data.batch} of the run `{run.name}`", run.data.span or run.span,
+                      help=f"choose a batch that is a multiple of {ranks * run.accumulate}, or another number of devices")
+
+
+def mixes(traced: TracedRun, run: Run, ranks: int = 1) -> list[Diagnostic]:
+    """A note where a cut batch is not the same as a whole one: what takes samples together sees one micro-batch."""
+    parts = run.accumulate * ranks
+    found = mixing(traced.loss.total, traced.origins) if parts > 1 else []
+    if not found:
+        return []
+    many = f" and {len(found) - 1} more" if len(found) > 1 else ""
+    path, span = found[0]
+    return [note_warning("W-RUN-002", f"{path or 'the loss'}{many} takes samples together, and sees each micro-batch of {run.data.batch // parts} alone", span,
+                         help="the numbers depend on ranks times :accumulate")]
+
+
+def check_statistics(traced: TracedRun, results: dict[str, Node]) -> None:
+    """Every statistic is of data that the run or its evaluations use, and is there: other data is not looked at."""
     known, run = traced.run.statistics, traced.run
-    for node in postorder(graph_results(traced).values()):
+    for node in postorder(results.values()):
         if known and node.op == "statistic" and node.attrs["name"] not in known:
             spans, source = traced.origins.of(node).spans, node.attrs["data"]
+            there = [name.removeprefix(f"{source}/") for name in known if name.startswith(f"{source}/")]
+            if there:
+                asked = node.attrs["name"].removeprefix(f"{source}/")
+                raise problem("E-EVAL-107", f"the manifest of `{source}` says no number `{asked}`", spans[0] if spans else run.span,
+                              help=suggestion(asked, there, "numbers"))
             raise problem(
                 "E-EVAL-107", f"the run `{run.name}` does not use the source `{source}`, of which it takes a statistic", spans[0] if spans else run.span,
                 help=f"an evaluation on it will do: (defeval … :data (graphs {source} …))",
@@ -120,7 +145,7 @@ def check_evals(loaded: Loaded, run: Run, traced: TracedRun) -> None:
     errors: list[Diagnostic] = []
     for evaluation in run.evals:
         try:
-            trace_eval(loaded.ev, evaluation, traced, evaluation.data.batch)
+            check_statistics(traced, entry_results(trace_eval(loaded.ev, evaluation, traced, evaluation.data.batch)))
         except SexpError as mistake:
             errors += mistake.diagnostics
     if errors:
@@ -246,26 +271,6 @@ def check(file: str, selection: Selection, data: bool = False) -> Checked:
 def _imported(place: str) -> Any:
     module, name = place.split(":")
     return getattr(import_module(module), name)
-
-
-def explain(file: str, run: str | None, selection: Selection) -> Report:
-    """What a file means: knobs, runs, parameters, costs and graphs, without data and without torch."""
-    loaded = load(file, selection)
-    names = [run] if run is not None else list(loaded.experiment.runs)
-    return Report(loaded.experiment, tuple(_explain_run(loaded, choose_run(loaded.experiment, name)) for name in names))
-
-
-def _explain_run(loaded: Loaded, run: Run) -> RunReport:
-    traced = train_graph(loaded, run)
-    check_evals(loaded, run, traced)
-    results = graph_results(traced)
-    step = whole_step(traced, logged=False)
-    rows = tuple(
-        ParameterRow(name, spec.shape, spec.dtype, spec.kind == "state", spec.span.place if spec.span else "", str(spec.init))
-        for name, spec in (traced.params | traced.states).items()
-    )
-    nodes = len(postorder(step.values()))
-    return RunReport(run.name, rows, flops(step), nodes, graph_hash(results), document(results, traced.origins, knob_notes(loaded)), traced.tap_names, traced.warnings)
 
 
 def knob_notes(loaded: Loaded) -> list[str]:

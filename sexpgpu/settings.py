@@ -380,6 +380,13 @@ def origin(text: str) -> str:
     return f"{parts.scheme}://{parts.netloc}"
 
 
+def _device(text: str) -> str:
+    """No guess beside the two there are: whoever writes `gpu` does not mean `cpu`."""
+    if text not in ("cpu", "cuda"):
+        raise ValueError("`cpu` or `cuda` (a GPU)")
+    return text
+
+
 def _choice(*names: str) -> Callable[[str], str]:
     def parse(text: str) -> str:
         if text not in names:
@@ -391,7 +398,7 @@ def _choice(*names: str) -> Callable[[str], str]:
 
 KINDS: Mapping[str, Callable[[str], Any]] = MappingProxyType(
     {
-        "device": _choice("cpu", "cuda"),
+        "device": _device,
         "ordinals": _ordinals,
         "positive": positive,
         "natural": natural,

@@ -35,6 +35,7 @@ def stage(name: str) -> Any:
 @click.command()
 @click.argument("folder")
 @click.option("--data-folder", metavar="FOLDER", help="Where the data's relative paths go from; else where they went from.")
+@output.json_messages
 def command(folder: str, data_folder: str | None) -> int:
     """Replay the step that FOLDER, which a failed run left, holds. 0: not finite again; 1: finite here."""
     settings = load(os.environ, {})

@@ -45,6 +45,7 @@ def command() -> None:
 @click.option("--out", required=True, help="A folder for the token files, tokenizer.json and tokens.json.")
 @click.option("--vocab", type=int, help="Train a byte-level BPE tokenizer of at most this many tokens.")
 @click.option("--tokenizer", help="Take this tokenizer.json instead: for validation text, say.")
+@output.json_messages
 def tokenize(texts: tuple[str, ...], out: str, vocab: int | None, tokenizer: str | None) -> int:
     """Turn TEXTs, plain or .gz, into files of u16 or u32 tokens."""
     here = Path(os.getcwd())
@@ -65,6 +66,7 @@ def tokenize(texts: tuple[str, ...], out: str, vocab: int | None, tokenizer: str
 @click.option("--out", required=True, help="A folder for the shards and data-manifest-v1.json.")
 @click.option("--records", type=int, default=65536, show_default=True, help="Records of one shard.")
 @click.option("--base", help="What URIs begin with, such as s3://bucket/prefix; without it they are relative to the manifest.")
+@output.json_messages
 def build(inputs: tuple[str, ...], out: str, records: int, base: str | None) -> int:
     """Write FILEs of JSON lines, plain or .gz, as jsonl.gz shards under a manifest."""
     here = Path(os.getcwd())
@@ -126,6 +128,7 @@ def _histogram(lengths: dict[str, Any]) -> list[str]:
 @command.command()
 @click.argument("location", metavar="MANIFEST|FOLDER")
 @click.option("--quiet", is_flag=True, help="Say nothing of shards that are whole.")
+@output.json_messages
 def verify(location: str, quiet: bool) -> int:
     """Read every shard of a MANIFEST, or what `tokenize` wrote to a FOLDER; exit code 1 where something is wrong."""
     folder = Path(os.getcwd()) / location

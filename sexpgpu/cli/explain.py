@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Callable, Iterable
-from fractions import Fraction
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
 from importlib import import_module
 from typing import Any
 
@@ -13,174 +12,179 @@ import click
 
 from sexpgpu.cli import output
 from sexpgpu.cli.run import selection
-from sexpgpu.diagnostics import SexpErrors, entry, fail, printable, suggestion
-from sexpgpu.diagnostics.core import CATALOGUE
-from sexpgpu.experiment.model import Batches, Eval, Knob, Run
-from sexpgpu.experiment.report import ParameterRow, Report, RunReport
-from sexpgpu.read.printer import print_value
+from sexpgpu.diagnostics import SexpErrors, fail
+from sexpgpu.explain.pages import codes, is_code, page
 from sexpgpu.settings import Settings, load, not_yet
 
-#: family of a code -> the page that describes what it is about
-SEE = {
-    "READ": "docs/lisp.md", "EVAL": "docs/lisp.md", "SHAPE": "docs/ops.md", "KNOB": "docs/knobs.md", "ENV": "docs/environment.md",
-    "DATA": "docs/data.md", "MEM": "docs/devices.md", "DEV": "docs/devices.md", "CKPT": "docs/checkpoints.md", "NET": "docs/data.md",
-    "RUN": "docs/run.md",
-}  # fmt: skip
+#: what is imported when it is needed, so that `explain E-CODE` needs no compiler
+PARTS = {
+    "report": "sexpgpu.explain.report:explain",
+    "assumptions": "sexpgpu.explain.cost:assumptions",
+    "screen": "sexpgpu.explain.screen",
+    "stages": "sexpgpu.explain.stages",
+    "lines": "sexpgpu.explain.lines",
+    "why": "sexpgpu.explain.why:why",
+    "compare": "sexpgpu.explain.compare",
+    "runs": "sexpgpu.experiment.load:choose_run",
+    "measured": "sexpgpu.run.measure:measured",
+}
 
-#: the compiler's side: (file, run, selection) -> Report
-EXPLAIN = "sexpgpu.compiler:explain"
+
+def part(name: str) -> Any:
+    """A part by its name in the table."""
+    module, _, attribute = PARTS[name].partition(":")
+    found = import_module(module)
+    return getattr(found, attribute) if attribute else found
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A command line, checked."""
+
+    file: str
+    run: str | None
+    selection: Any
+    settings: Settings
+    json: bool
+    data: bool
+    device: str
+    assume: dict[str, float]
 
 
 @click.command()
-@click.argument("subject", metavar="FILE|E-CODE")
+@click.argument("subject", metavar="FILE|FILE:LINE|E-CODE", required=False)
 @click.argument("run", required=False)
 @click.option("--variant", metavar="NAME", help="Knob values of a defvariant.")
 @click.option("--set", "sets", metavar="NAME=VALUE", multiple=True, help="A knob's value; may be given several times.")
 @click.option("--ir", is_flag=True, help="Also print the graph of each run.")
-def command(subject: str, run: str | None, variant: str | None, sets: tuple[str, ...], ir: bool) -> int:
-    """Say what FILE means, or what the error code E-CODE means."""
-    if re.fullmatch(r"[EeWw]-[A-Za-z]+-[0-9]+", subject):
-        output.show(page(subject.upper()))
+@click.option("--after", metavar="STAGE", help="Print a stage: forms, expanded, ir, differentiated, precision, simplified.")
+@click.option("--diff", nargs=2, metavar="A B", help="What differs between two stages or variants of FILE, or between two files, or a file and a checkpoint.")
+@click.option("--why", metavar="PATH", help="Which knobs and lines decide this parameter.")
+@click.option("--device", metavar="DEVICE", default="cpu", help="Estimate the step time for cpu (the default) or h200.")
+@click.option("--assume", metavar="NAME=VALUE", multiple=True, help="A number of the device: flops, bandwidth, launch, memory.")
+@click.option("--data", is_flag=True, help="Open the data, where shapes depend on it.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+def command(
+    subject: str | None, run: str | None, variant: str | None, sets: tuple[str, ...], ir: bool, after: str | None,
+    diff: tuple[str, str] | None, why: str | None, device: str, assume: tuple[str, ...], data: bool, as_json: bool,
+) -> int:  # fmt: skip
+    """Say what FILE means, what became of a line of it, or what the error code E-CODE means."""
+    if subject is not None and is_code(subject):
+        if as_json:
+            output.show_json({"code": subject.upper(), "page": page(subject.upper())})
+        else:
+            output.show(page(subject.upper()))
         return 0
     settings = load(os.environ)
     output.report(settings.warnings)
     if settings.explain is not None:
         raise SexpErrors([d for d in not_yet(settings) if "SEXPGPU_EXPLAIN" in d.message])
-    report = compiled(subject, run, variant, sets, settings)
+    assumed = part("assumptions")(assume) if assume else {}
+    chosen = selection(settings, variant, sets)
+    if subject is None:
+        if diff is None:
+            fail("E-ENV-006", "explain needs a file, a line of one, or a code", help="sexpgpu explain --help")
+        return _compare(diff, None, Asked("", run, chosen, settings, as_json, data, device, assumed))
+    place = part("lines").split(subject)
+    asked = Asked(place[0] if place else subject, run, chosen, settings, as_json, data, device, assumed)
+    if diff is not None:
+        return _difference(asked, diff)
+    if place is not None:
+        return _line(asked, place[1])
+    if after is not None:
+        return _stage(asked, after)
+    if why is not None:
+        return _why(asked, why)
+    return _screen(asked, ir)
+
+
+def _screen(asked: Asked, ir: bool) -> int:
+    """One screen."""
+    memory = asked.settings.memory
+    budget = memory * 2**30 if memory is not None else asked.assume.get("memory")
+    measured: Callable[[Any], Any] = part("measured") if asked.data else lambda run: run
+    report = part("report")(asked.file, asked.run, asked.selection, asked.device, asked.assume, budget, measured)
     output.report(report.experiment.warnings)
     for traced in report.runs:
         output.report(traced.warnings)
-    output.show("\n".join(lines(report, ir)))
+    if asked.json:
+        output.show_json(part("screen").report_document(report))
+    else:
+        output.show("\n".join(part("screen").lines(report, ir)))
     return 0
 
 
-def compiled(file: str, run: str | None, variant: str | None, sets: tuple[str, ...], settings: Settings) -> Report:
-    """The compiler's report; imported here by name, so that `explain E-CODE` needs no compiler."""
-    module, attribute = EXPLAIN.split(":")
-    explain: Callable[..., Report] = getattr(import_module(module), attribute)
-    return explain(file, run, selection(settings, variant, sets))
+def _traced(asked: Asked) -> list[Any]:
+    """The runs asked for, each as the stages see it."""
+    stages = part("stages")
+    loaded = stages.watched(asked.file, asked.selection)
+    names = [asked.run] if asked.run is not None else list(loaded.experiment.runs)
+    return [stages.Traced(loaded, part("runs")(loaded.experiment, name)) for name in names]
 
 
-def codes() -> list[str]:
-    """Every code of the catalogue."""
-    return sorted(code for module in CATALOGUE.values() for code in import_module(module).CODES)
+def _one(asked: Asked) -> Any:
+    """The run asked for, which must be named where there are several."""
+    stages = part("stages")
+    loaded = stages.watched(asked.file, asked.selection)
+    return stages.Traced(loaded, part("runs")(loaded.experiment, asked.run))
 
 
-def page(code: str) -> str:
-    """The page of a code."""
-    found = entry(code)
-    if found is None:
-        fail(
-            "E-ENV-007",
-            f"there is no code {code}",
-            help=(*suggestion(code, codes(), "codes"), "docs/errors.md lists all"),
-        )
-    return f"{code}: {found.title}\n\n{found.page.strip()}\n\nSee also: {SEE[code.split('-')[1]]}"
+def _stage(asked: Asked, stage: str) -> int:
+    text = part("stages").after(_one(asked), stage)
+    if asked.json:
+        output.show_json({"file": asked.file, "stage": stage.lower(), "text": text})
+    else:
+        output.show(text.rstrip("\n"))
+    return 0
 
 
-# --- the report as text ------------------------------------------------------------
+def _difference(asked: Asked, diff: tuple[str, str]) -> int:
+    """Two stages of a file, or two of its variants; `base` is the file without one."""
+    known = part("stages").STAGES
+    if all(name.lower() in known for name in diff):
+        text = part("stages").changed(_one(asked), *diff)
+        if asked.json:
+            output.show_json({"file": asked.file, "before": diff[0], "after": diff[1], "text": text})
+        else:
+            output.show(text)
+        return 0
+    return _compare(diff, asked.file, asked)
 
 
-def lines(report: Report, ir: bool) -> list[str]:
-    """The whole report."""
-    experiment = report.experiment
-    out = [experiment.file + (f"  (variant {experiment.variant})" if experiment.variant else "")]
-    out += _section("knobs", output.table(_knob(k) for k in experiment.knobs.values()))
-    for traced in report.runs:
-        out += _run(experiment.runs[traced.run], traced)
-    for e in experiment.evals.values():
-        out += _eval(e)
-    if ir:
-        for traced in report.runs:
-            out += ["", f"graph of {traced.run}", traced.text.rstrip("\n")]
-    return out
+def _compare(diff: tuple[str, str], file: str | None, asked: Asked) -> int:
+    compare = part("compare")
+    sides = []
+    for text in diff:
+        if file is None or text.endswith(".lisp") or ".lisp@" in text or "/" in text:
+            sides.append(compare.side(text, asked.run, asked.selection))
+        else:
+            variant = None if text == "base" else text
+            sides.append(compare.of_file(f"{file}@{text}", file, asked.run, replace(asked.selection, variant=variant)))
+    verdict = compare.judge(*sides)
+    if asked.json:
+        output.show_json(dict(compare.as_document(verdict)))
+    else:
+        output.show("\n".join(part("screen").verdict_lines(verdict)))
+    return 0
 
 
-def _section(title: str, body: list[str]) -> list[str]:
-    return ["", title, *(body or ["  none"])]
+def _line(asked: Asked, number: int) -> int:
+    found = [part("lines").line(traced, number) for traced in _traced(asked)]
+    if asked.json:
+        output.show_json([part("screen").plain(asdict(one)) for one in found])
+    else:
+        output.show("\n".join(line for one in found for line in part("screen").line_lines(one)))
+    return 0
 
 
-def _knob(k: Knob) -> tuple[str, ...]:
-    origin = k.source + (f" {k.via}" if k.via else "")
-    changed = f", file {datum(k.file_value)}" if k.source == "override" and k.file_value is not None else ""
-    changed = f", default {datum(k.default)}" if k.source in ("variant", "set") else changed
-    remarks = [k.doc] if k.doc else []
-    remarks += ["decides structure at " + ", ".join(k.decides)] if k.decides else []
-    remarks += [] if k.used or k.source == "override" else ["never read"]
-    return (k.name, datum(k.value), f"({origin}{changed})", k.place, printable("; ".join(remarks)))
+def _why(asked: Asked, path: str) -> int:
+    traced = _one(asked)
+    found = part("why")(traced.loaded, traced.run, path)
+    if asked.json:
+        output.show_json(part("screen").plain(asdict(found)) | {"knobs": list(found.knobs)})
+    else:
+        output.show("\n".join(part("screen").why_lines(found)))
+    return 0
 
 
-def datum(value: Any) -> str:
-    """A knob's value as the file would write it."""
-    if value is None:
-        return "nil"
-    if isinstance(value, list | tuple):
-        return "[" + " ".join(datum(v) for v in value) + "]"
-    if isinstance(value, bool | int | float | str | Fraction):
-        return printable(print_value(value))
-    return printable(str(getattr(value, "name", value)))
-
-
-def _run(run: Run, traced: RunReport) -> list[str]:
-    trained = [p for p in traced.parameters if not p.state]
-    states = [p for p in traced.parameters if p.state]
-    facts = [
-        ("steps", str(run.steps)),
-        ("data", _data(run.data) + _cut(run.accumulate)),
-        ("seed", str(run.seed)),
-        ("precision", run.precision),
-        ("loss", run.loss.name),
-        ("metrics", ", ".join(m.name for m in run.metrics) or "none"),
-        ("evals", ", ".join(e.name for e in run.evals) or "none"),
-        ("checkpoints", f"every {run.checkpoint_every} steps" if run.checkpoint_every else "at the end only"),
-        ("graph", f"{traced.nodes:,} nodes, {traced.flops:,} FLOPs a step, hash {traced.hash}"),
-    ]
-    if run.clip_norm is not None:
-        facts.append(("clip norm", str(run.clip_norm)))
-    if run.ema is not None:
-        facts.append(("averages", f"decay {run.ema:g}"))
-    if run.frozen:
-        facts.append(("frozen", ", ".join(run.frozen)))
-    if run.keep_best is not None:
-        best = run.keep_best
-        facts.append(("keeps best", f"{best.eval} {best.metric}, the {'largest' if best.largest else 'least'}"))
-    if run.init is not None:
-        rules = "".join(f", {new} from {old}" for new, old in run.init.renames)
-        facts.append(("starts from", printable(run.init.path + rules)))
-    if traced.taps:
-        facts.append(("taps", ", ".join(traced.taps)))
-    out = _section(f"run {run.name}", output.table(facts))
-    out += _section(f"parameters of {run.name}: {sum(p.count for p in trained):,} values", _tensors(trained))
-    return out + (_section(f"states of {run.name}", _tensors(states)) if states else [])
-
-
-def _data(data: Batches) -> str:
-    """The source and how it is cut into samples."""
-    windows = "" if data.context is None else f", windows of {data.context} tokens, {data.stride} from one to the next"
-    return f"{data.source.name}{_split(data.split)}{windows}, batch {data.batch}"
-
-
-def _split(split: str | None) -> str:
-    return f" ({split})" if split else ""
-
-
-def _cut(accumulate: int) -> str:
-    return f" in {accumulate} micro-batches" if accumulate > 1 else ""
-
-
-def _tensors(rows: Iterable[ParameterRow]) -> list[str]:
-    return output.table(
-        (p.path, f"{p.dtype}[{' '.join(map(str, p.shape))}]", f"{p.count:,}", p.init, p.place) for p in rows
-    )
-
-
-def _eval(e: Eval) -> list[str]:
-    facts = [
-        (
-            "data",
-            _data(e.data) + (f", at most {e.data.limit} batches" if e.data.limit else ""),
-        ),
-        ("every", f"{e.every} steps" if e.every else "never"),
-        ("metrics", ", ".join(m.name for m in e.metrics)),
-    ]
-    return _section(f"eval {e.name}", output.table(facts))
+__all__ = ["codes", "command", "page"]

@@ -35,6 +35,7 @@ def stage(name: str) -> Any:
 @click.argument("out", metavar="OUT.safetensors")
 @click.option("--force", is_flag=True, help="Replace OUT where it exists.")
 @click.option("--weights", type=click.Choice(["raw", "ema"]), default="raw", help="ema: the averaged weights (:ema).")
+@output.json_messages
 def command(checkpoint: str, out: str, force: bool, weights: str) -> int:
     """Write the parameters and states of CHECKPOINT, a folder step-N, to a safetensors file."""
     settings = load(os.environ)

@@ -134,16 +134,24 @@ def usage(error: click.ClickException) -> Diagnostic:
     if isinstance(error, click.NoSuchOption) and context is not None:
         known = [name for p in context.command.get_params(context) for name in p.opts if name.startswith("--")]
         guess = suggestion(error.option_name, known, "options")
-    elif context is not None and isinstance(context.command, Commands):
-        words = (
-            [word for word in sys.argv[1:] if not word.startswith("-")]
-            if "'" not in message
-            else message.split("'")[1::2]
-        )
-        close = nearest(words[0], COMMANDS) if words else []
-        guess = (f"did you mean `{close[0]}`?",) if close else (f"commands: {', '.join(COMMANDS)}",)
+    elif context is not None and isinstance(context.command, click.Group):
+        known = context.command.list_commands(context)
+        words = message.split("'")[1::2]
+        close = nearest(words[0], known) if words else []
+        guess = (f"did you mean `{close[0]}`?",) if close else (f"commands: {', '.join(known)}",)
+        if words and words[0] not in known and context.command is cli:
+            guess = _meant(words[0]) or guess
     path = context.command_path if context is not None else "sexpgpu"
     return problem("E-ENV-006", message.rstrip("."), help=(*guess, f"{path} --help")).diagnostic
+
+
+def _meant(word: str) -> tuple[str, ...]:
+    """The command line for somebody who gave a file, a code or `help` where the command belongs."""
+    if word == "help":
+        return ("sexpgpu <command> --help says what a command takes",)
+    if re.fullmatch(r"[EeWw]-[A-Za-z]+-[0-9]+", word):
+        return (f"sexpgpu explain {word.upper()}",)
+    return (f"sexpgpu run {word}",) if word.endswith(".lisp") else ()
 
 
 def _broken_pipe(arguments: Sequence[str]) -> int:

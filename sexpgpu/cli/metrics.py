@@ -22,6 +22,7 @@ def command() -> None:
 @click.argument("file")
 @click.option("--folder", metavar="ID", help="The service's folder; default is the run's own, then SYVAIN_METRICS_FOLDER_ID.")
 @click.option("--all", "everything", is_flag=True, help="Every run of the file; default is the last one and those begun.")
+@output.json_messages
 def push(file: str, folder: str | None, everything: bool) -> int:
     """Send what is not there yet of the metrics file or spool FILE."""
     settings = load(os.environ)

@@ -21,10 +21,11 @@ SMOOTH = 0.9
 @click.option("-o", "--output", "target", metavar="PNG", help="Where the picture goes; default beside the first file, named as it is.")
 @click.option("--smooth", metavar="W", help=f"Weight of the past in smoothed lines, from 0 (none) up to 1; default {SMOOTH}.")
 @click.option("--all", "everything", is_flag=True, help="Every run of each file; default is the last one.")
+@output.json_messages
 def command(files: tuple[str, ...], target: str | None, smooth: str | None, everything: bool) -> int:
     """Draw losses, evaluations, learning rate, gradient norm, rate and taps of metrics files."""
     weight = _weight(smooth)
-    place = Path(target) if target else Path(files[0]).with_suffix(".png")
+    place = Path(target) if target else Path(f"{Path(files[0]).with_suffix('') if Path(files[0]).name else 'run'}.png")
     if place.suffix.lower() != ".png":
         fail("E-ENV-001", f"--output is `{place}`; it takes the name of a .png file")
     if not place.parent.is_dir():

@@ -39,6 +39,7 @@ def stage(name: str) -> Any:
 @click.option("--input", "source", metavar="X.npz", required=True, help="An array for each parameter of FUNCTION.")
 @click.option("--out", metavar="Y.npz", required=True, help="Where the results go.")
 @click.option("--force", is_flag=True, help="Replace Y.npz where it exists.")
+@output.json_messages
 def command(
     file: str,
     function: str,

@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from sexpgpu.cli import device, output, threads
-from sexpgpu.diagnostics import SexpError, fail
+from sexpgpu.diagnostics import SexpError, fail, out_of_memory
 from sexpgpu.settings import Settings, load, natural, positive, require
 
 #: what a run calls -> where it is: imported when the run begins, and `session`, which brings torch, last of all
@@ -37,6 +37,15 @@ STAGES = {
     "failed": "sexpgpu.run.status:failed_event",
     "execute": "sexpgpu.run.session:execute",
     "kernels": "sexpgpu.backends.cuda.report:program_lines",
+    "place": "sexpgpu.run.ranks.layout:taken_place",
+    "layout": "sexpgpu.run.ranks.layout:layout_of",
+    "member": "sexpgpu.run.ranks.member:Member",
+    "deadlines": "sexpgpu.run.ranks.judge:deadlines",
+    "job": "sexpgpu.run.ranks.supervisor:Job",
+    "supervise": "sexpgpu.run.ranks.supervisor:supervise",
+    "facts": "sexpgpu.run.ranks.team:facts_of",
+    "join": "sexpgpu.run.ranks.team:join",
+    "follow": "sexpgpu.run.ranks.follow:follow",
 }
 
 
@@ -56,6 +65,11 @@ class Arguments:
     settings: Settings
     dry_run: bool = False
     with_data: bool = False
+    member: Any = None  # of a rank among several: its line to the supervisor
+
+    @property
+    def ranks(self) -> int:
+        return 1 if self.member is None else int(self.member.place.ranks)
 
 
 def stage(name: str) -> Any:
@@ -122,23 +136,46 @@ def _start(arguments: Arguments, signals: Any) -> int:
 
 def _compile_and_execute(arguments: Arguments, signals: Any, status: Any) -> int:
     settings, compiler = arguments.settings, stage("compiler")
+    if arguments.member is not None:
+        arguments.member.phase("compiling")
     loaded = compiler.load(
         arguments.file,
         selection(settings, arguments.variant, arguments.sets, arguments.steps, arguments.eval_every),
     )
     output.report(loaded.experiment.warnings)
-    run = stage("measured")(compiler.choose_run(loaded.experiment, arguments.run), output.say)
+    chosen = compiler.choose_run(loaded.experiment, arguments.run)
+    compiler.check_divides(chosen, arguments.ranks)
+    run = stage("measured")(chosen, output.say)
     traced = compiler.train_graph(loaded, run)
     compiler.check_evals(loaded, run, traced)
     output.report(traced.warnings)
     operations = compiler.flops(compiler.whole_step(traced, logged=False))
-    count = threads.prepare(os.environ, operations, stored(settings, loaded.experiment.file, run.name))
+    member, ranks = arguments.member, arguments.ranks
+    known = None if member is not None and member.place.rank else stored(settings, loaded.experiment.file, run.name)
+    count = threads.prepare(os.environ, operations // ranks, known, 1 if member is None else member.place.each)
     opened = device.begin(settings, run.deterministic)
     planned = plan(loaded, run, traced, count, settings, arguments.sets, opened)
+    output.report(compiler.mixes(traced, run, ranks))
+    if ranks > 1:
+        planned = among(planned, loaded, chosen, count, settings, member)
+        if member.place.rank:
+            return stage("follow")(planned, signals)
     try:
         return stage("execute")(options(arguments), planned, signals, status)
     except SexpError as error:
         raise compiler.with_largest(error, traced) from None
+
+
+def among(planned: Any, loaded: Any, chosen: Any, count: int, settings: Settings, member: Any) -> Any:
+    """The plan as one of several ranks has it: met with the others, its program over a part of the batch."""
+    compiler, ranks = stage("compiler"), member.place.ranks
+    facts = stage("facts")(planned, member.place, settings.device, settings.node_gradients)
+    team = stage("join")(member.place, member, facts, settings.device, settings.node_gradients)
+    data = replace(chosen.data, parts=chosen.accumulate * ranks)
+    run = stage("measured")(replace(chosen, data=data))
+    graphs = None if data.source.structures else planned.step_graphs  # packed again for one rank, a batch is of other sizes
+    return replace(planned, run=run, team=team, step_graphs=graphs,
+                   compile=lambda: compiler.program(compiler.stages(loaded, run, settings.device, ranks), settings.device, count, team=team.collectives))
 
 
 REHEARSAL = 2  # steps: the second one has optimizer state
@@ -229,7 +266,15 @@ def again(arguments: Arguments) -> str:
     return shlex.join(words)
 
 
-@click.command()
+class Words(click.Command):
+    """Remembers its words, with which it starts itself again for each rank."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.meta["words"] = list(args)
+        return super().parse_args(ctx, args)
+
+
+@click.command(cls=Words)
 @click.argument("file")
 @click.argument("run", required=False)
 @click.option("--variant", metavar="NAME", help="Knob values of a defvariant.")
@@ -246,6 +291,8 @@ def again(arguments: Arguments) -> str:
 @click.option("--accept", is_flag=True, help="Resume although the program's numbers will change.")
 @click.option("--with-data", is_flag=True, help="The reproducer of a step that is not finite holds its batch.")
 @click.option("--dry-run", is_flag=True, help="Compile, make two steps, evaluate, save, and keep nothing.")
+@click.option("--deadline", "deadlines", metavar="PHASE=TIME", multiple=True,
+              help="Of several ranks: how long a rank may be silent, or make the others wait in a phase: silent=15s, running=5m, compiling=1h.")
 @output.json_messages
 @click.option("--strict-metrics", is_flag=True, help="Metrics that were not delivered make the exit code 3.")
 def command(
@@ -260,14 +307,26 @@ def command(
     strict_metrics: bool,
     dry_run: bool,
     with_data: bool,
+    deadlines: tuple[str, ...],
     **flags: str | None,
 ) -> int:
     """Train the run RUN of FILE (RUN may be left out when there is one)."""
+    place = stage("place")(os.environ)
     settings = load(os.environ, flags)
-    output.report(settings.warnings)
-    require(settings)
+    if place is None:
+        output.report(settings.warnings)
+        require(settings)
+        limits = stage("deadlines")(deadlines)
+        layout = stage("layout")(settings, os.environ)
+        if layout is not None:
+            words = ["run", *click.get_current_context().meta["words"]]
+            return stage("supervise")(layout, stage("job")(words, None if dry_run else settings.status, limits), output.say)
+    elif place.rank:
+        values = settings.values
+        settings = replace(settings, values={**values, **{k: replace(values[k], value=None) for k in ("metrics", "status")}})
     stage("grant")(settings)
-    return start(
+    return ranked(
+        None if place is None else stage("member")(place),
         Arguments(
             file,
             run,
@@ -283,6 +342,21 @@ def command(
             with_data,
         )
     )
+
+
+def ranked(member: Any, arguments: Arguments) -> int:
+    """`start`; of a rank among several, a mistake is told to its supervisor before the process ends."""
+    if member is None:
+        return start(arguments)
+    try:
+        return start(replace(arguments, member=member))
+    except SexpError as error:
+        member.failed(error)
+        raise
+    except Exception as error:
+        if (memory := out_of_memory(error, exit_code=3)) is not None:
+            member.failed(memory)
+        raise
 
 
 def _number(flag: str, text: str | None, kind: Callable[[str], int]) -> int | None:

@@ -30,12 +30,14 @@ def choose(cores: int, operations: int | None) -> int:
     return max(1, min(cores, MOST, operations // PER_THREAD))
 
 
-def prepare(environ: MutableMapping[str, str], operations: int | None, stored: int | None = None) -> int:
+def prepare(environ: MutableMapping[str, str], operations: int | None, stored: int | None = None, processes: int = 1) -> int:
     """Set what is not set; the thread count. What the user set stands; then the checkpoint's count; then the rule.
+
+    `processes`: that share this machine's cores, each doing so many operations.
 
     Call it with `os.environ` before the first import of torch.
     """
-    threads = stored or choose(cores(), operations)
+    threads = stored or choose(max(1, cores() // processes), operations)
     given = environ.get("OMP_NUM_THREADS", "")
     if given.split(",")[0].isdecimal() and int(given.split(",")[0]) > 0:
         threads = int(given.split(",")[0])

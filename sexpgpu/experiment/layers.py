@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from math import isfinite
 from typing import Any
@@ -28,6 +28,7 @@ class Initial:
 
     kind: str
     settings: tuple[tuple[str, float], ...] = ()
+    knobs: frozenset[str] = field(default=frozenset(), compare=False)  # that its settings came from
 
     def __str__(self) -> str:
         return " ".join([self.kind, *(f":{k} {v:g}" for k, v in self.settings)])
@@ -42,7 +43,7 @@ class InitialFunction(Callable):
         self.doc = f"The initial value `{name}`" + ("".join(f" :{k} {v:g}" for k, v in INITIALS[name].items())) + "."
 
     def call(self, ev: Any, args: list[Any], kwargs: dict[str, Any], span: Span | None) -> Initial:
-        settings = dict(INITIALS[self.name])
+        settings, knobs = dict(INITIALS[self.name]), knobs_of((*args, *kwargs.values()))
         for key, value in zip(settings, args, strict=False):
             kwargs = {key: value, **kwargs}
         if len(args) > len(settings):
@@ -60,7 +61,7 @@ class InitialFunction(Callable):
         if self.name == "uniform" and settings["low"] > settings["high"]:
             low, high = settings["low"], settings["high"]
             raise problem("E-EVAL-103", f"`uniform`: :low {low:g} is above :high {high:g}", span, help=f"(uniform :low {high:g} :high {low:g})")
-        return Initial(self.name, tuple(settings.items()))
+        return Initial(self.name, tuple(settings.items()), knobs)
 
 
 def as_initial(value: Any, span: Span | None) -> Initial:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ class Loaded:
 
     experiment: Experiment
     ev: Evaluator
+    decided: dict[str, list[str]] = field(default_factory=dict)  # knob -> places where it decided structure, so far
 
 
 class _Forms:
@@ -94,8 +96,11 @@ class _Forms:
         return ()
 
 
-def load(path: str | Source, selection: Selection, stdlib: str | None = None) -> Loaded:
-    """The experiment of a file, or of a text beside no file. Raises coded errors; opens nothing but the file and its imports."""
+def load(path: str | Source, selection: Selection, stdlib: str | None = None, prepare: Callable[[Evaluator], None] | None = None) -> Loaded:
+    """The experiment of a file, or of a text beside no file. Raises coded errors; opens nothing but the file and its imports.
+
+    prepare: sees the evaluator before anything is evaluated.
+    """
     loader = Loader(path, Path(stdlib)) if stdlib else Loader(path)
     if isinstance(path, Source):
         path = path.name
@@ -110,6 +115,8 @@ def load(path: str | Source, selection: Selection, stdlib: str | None = None) ->
     ev.provenance = tensors.Provenance()
     ev.tensor_op = lambda name, args, kwargs, span: tensors.apply_op(ev, name, args, kwargs, span)
     ev.trace = None
+    if prepare is not None:
+        prepare(ev)
     decided: dict[str, list[str]] = {}
     ev.on_decide = lambda value, form: _decide(decided, value, form)
 
@@ -129,7 +136,7 @@ def load(path: str | Source, selection: Selection, stdlib: str | None = None) ->
     final = {n: replace(k, used=read.get(n, 0) > 0, decides=tuple(decided.get(n, ()))) for n, k in forms.knobs.items()}
     texts = tuple(SourceText(name, text) for name, text in loader.texts)
     experiment = Experiment(path, texts, final | overrides, forms.sources, run_table, evals, selection.variant)
-    return Loaded(experiment, ev)
+    return Loaded(experiment, ev, decided)
 
 
 def _misplaced(ev: Any, form: ListForm, env: Any) -> Any:
@@ -181,6 +188,7 @@ def _read(ev: Any, forms: _Forms, selection: Selection, errors: list[Diagnostic]
             if selection.diagnostics is not None:
                 stated = runs.stated(ev, form, env, "diagnostics")
                 override(f"run/{name}/diagnostics", selection.diagnostics, stated, selection.diagnostics_via, form)
+                table[name] = replace(table[name], diagnostics_via=selection.diagnostics_via)
         except SexpError as e:
             errors += ev.news(e)
     if errors:

@@ -66,6 +66,11 @@ class DataSource:
         """Whether its samples are atomic structures, which `graphs` packs."""
         return self.format == "extxyz"
 
+    @property
+    def scanned(self) -> bool:
+        """Whether it is looked at before the program is traced, for its statistics."""
+        return self.format in ("extxyz", "manifest")
+
 
 #: field of a packed batch -> dtype, shape, and what its rows are
 GRAPH_FIELDS: dict[str, tuple[str, tuple[int, ...], str]] = {
@@ -199,6 +204,7 @@ class Run:
     log_every: int = 10
     deterministic: bool = True
     diagnostics: tuple[str, ...] = ()
+    diagnostics_via: str = ""  # the flag or variable that gave the globs; else the file
     metrics: tuple[Metric, ...] = ()
     evals: tuple[Eval, ...] = ()
     ema: float | None = None  # decay of the averaged weights

@@ -1,9 +1,11 @@
-"""What `explain` shows of an experiment: plain data, made by the compiler, printed by the command line."""
+"""What `explain` shows of an experiment: plain data, made by `sexpgpu.explain`, printed by the command line."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from math import prod
+from typing import Any
 
 from sexpgpu.experiment.model import Experiment
 
@@ -25,22 +27,62 @@ class ParameterRow:
 
 
 @dataclass(frozen=True)
+class Large:
+    """A tensor that lives when memory is at its peak."""
+
+    bytes: int
+    what: str  # op, and model path or name
+    type: str
+    place: str = ""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of a run: what lies there between steps by kind, what a step adds at its peak, and the largest tensors then."""
+
+    kept: Mapping[str, int]
+    batch: int  # the fields of a micro-batch
+    step: int  # activations and temporaries at the peak
+    largest: tuple[Large, ...]
+
+    @property
+    def peak(self) -> int:
+        return sum(self.kept.values()) + self.batch + self.step
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Seconds of a step by the roofline; `limits`: share of the time by what bounds it (arithmetic, memory, launches)."""
+
+    device: str
+    seconds: float
+    limits: Mapping[str, float]
+    assumed: Mapping[str, float]
+
+
+@dataclass(frozen=True)
 class RunReport:
-    """What tracing a run gives. `flops`: floating operations of one train step; `hash`: of the train graph."""
+    """What tracing a run gives. `flops`: floating operations of one train step; `moved`: its bytes if nothing is cached;
+    `hash`: of the train graph."""
 
     run: str
     parameters: tuple[ParameterRow, ...]
     flops: int
+    moved: int
     nodes: int
     hash: str
     text: str
+    memory: Memory
+    estimate: Estimate
+    fits: str = ""  # where a budget was given
     taps: tuple[str, ...] = ()
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True)
 class Report:
-    """An experiment and its traced runs."""
+    """An experiment and its traced runs. `influences`: knob -> what it decides, a line each."""
 
     experiment: Experiment
     runs: tuple[RunReport, ...]
+    influences: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

@@ -125,9 +125,9 @@ def _checked(ev: Any, what: str, name: str, key: Key, value: Any, form: Form) ->
         wanted = {"names": "a list of names"}.get(key.kind, f"{article} {key.kind}")
         raise ev.error("E-EVAL-103", f"{what}: :{name} needs {wanted}, and this is {kind_of(value)}: {show(value, 40)}", form, help=f"what :{name} takes: {key.doc}")
     if key.minimum is not None and value < key.minimum:
-        raise ev.error("E-EVAL-103", f"{what}: :{name} must be at least {key.minimum}, and is {show(value, 40)}", form, help=key.doc)
+        raise ev.error("E-EVAL-103", f"{what}: :{name} must be at least {key.minimum}, and is {show(value, 40)}", form, help=f"what :{name} takes: {key.doc}")
     if key.kind in ("integer", "number") and not abs(value) < LARGEST:
-        raise ev.error("E-EVAL-103", f"{what}: :{name} is {show(value, 40)}, which is larger than any use of it", form, help=key.doc)
+        raise ev.error("E-EVAL-103", f"{what}: :{name} is {show(value, 40)}, which is larger than any use of it", form, help=f"what :{name} takes: {key.doc}")
     if key.kind == "integer":
         return int(value)
     if key.kind == "boolean":

@@ -67,6 +67,11 @@ def statistic(ev: Any, form: ListForm, env: Any, sources: dict[str, DataSource])
     if source not in sources:
         raise ev.error("E-EVAL-107", f"there is no data source `{source}`", form.items[1], help=suggestion(source, sources, "sources"))
     name = ev.eval(form.items[2], env)
+    if sources[source].format == "manifest":  # which there are is known when it is read
+        if not isinstance(name, str) or not name:
+            raise ev.error("E-EVAL-104", f'a statistic of a manifest is a number of a stage: (statistic {source} "easy/records")', form.items[2])
+        with ev.provenance.origins.at(origin(ev, form.span)):
+            return Tensor(build("statistic", name=f"{source}/{name}", data=source, shape=()))
     known = STATISTICS if sources[source].format == "extxyz" else {}
     if not isinstance(name, str) or name not in known:
         what = f"the source `{source}` has no statistic `{name}`" if known else f"`{sources[source].format}` has no statistics in this version"

@@ -55,6 +55,7 @@ class Spec:
     node: Node
     span: Span | None
     call: Span | None = None  # the user's own text that led to it, where `span` lies in the library
+    calls: tuple[Span, ...] = ()  # the calls that led to it, outermost first
 
 
 @dataclass
@@ -153,7 +154,7 @@ class Trace:
                     notes=suggestion(key, self.registry.specs, "paths of the loss"),
                 )
             ev.spend(1000, "parameters")
-            known = Spec(kind, path, shape, dtype, init, make(key), span, user)
+            known = Spec(kind, path, shape, dtype, init, make(key), span, user, ev.open_calls())
             self.registry.specs[key] = known
         elif (known.kind, known.shape, known.dtype, known.init) != (kind, shape, dtype, init):
             raise problem(

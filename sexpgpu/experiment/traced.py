@@ -14,7 +14,7 @@ from sexpgpu.diagnostics import Diagnostic, Related, SexpError, nearest, note_wa
 from sexpgpu.experiment.globs import matches
 from sexpgpu.experiment.layers import Initial
 from sexpgpu.experiment.model import Batches, Eval, Field, Metric, Run, renames
-from sexpgpu.experiment.optimizers import Optimizer, group_of, trace_update
+from sexpgpu.experiment.optimizers import ByPath, Optimizer, group_of, trace_update
 from sexpgpu.experiment.trace import Registry, Spec, Trace, text
 from sexpgpu.ir import Node, Origins
 from sexpgpu.lisp.tensors import as_node
@@ -197,6 +197,7 @@ def trace_run(ev: Any, run: Run, samples: int) -> TracedRun:
     if not gradients:
         raise problem("E-EVAL-110", f":frozen of run `{run.name}` leaves no parameter to train", run.span)
     taps, tap_names, warnings = _select_taps(run, trace, registry)
+    warnings += _idle_globs(run, params)
     return TracedRun(
         run, samples, params, states, loss, {outward[k]: n for k, n in trace.updates.items()}, metrics, taps, tap_names,
         gradients, new_params, slots, new_slots, averages, new_averages, _learning_rates(ev, groups), ev.provenance.origins, registry, warnings,
@@ -207,6 +208,16 @@ def _check_frozen(run: Run, params: dict[str, Spec]) -> None:
     for glob in run.frozen:
         if not any(matches(glob, name) for name in params):
             raise problem("E-EVAL-107", f":frozen: the glob `{glob}` matches no parameter", run.span, help=suggestion(glob, params, "parameters"))
+
+
+def _idle_globs(run: Run, params: dict[str, Spec]) -> tuple[Diagnostic, ...]:
+    """A glob of by-path that names nothing: what it meant follows another optimizer, without a word."""
+    groups = run.optimizer.groups if isinstance(run.optimizer, ByPath) else ()
+    return tuple(
+        note_warning("W-EVAL-004", f"by-path: the glob `{glob}` matches no parameter of `{run.name}`", run.optimizer.span,
+                     help=suggestion(glob, params, "parameters"))
+        for _, globs, _ in groups for glob in globs if not any(matches(glob, name) for name in params)
+    )
 
 
 def _check_init(run: Run, tensors: dict[str, Spec]) -> None:
@@ -240,9 +251,11 @@ def _select_taps(run: Run, trace: Trace, registry: Registry) -> tuple[tuple[TapN
                 used.add(glob)
                 layer = path[-1].name if path else ""
                 chosen[full] = TapNode("/".join(filter(None, [layer, name])), full, node)
+    via = run.diagnostics_via
     warnings = tuple(
         note_warning(
-            "W-RUN-002", f"the diagnostics glob `{g}` matches no tap of `{run.name}`", run.span,
+            "W-RUN-002", f"the diagnostics glob `{g}` {f'of {via} ' if via else ''}matches no tap of `{run.name}`",
+            None if via else run.span,
             help=[f"did you mean `{close}`?" for close in nearest(g, [*names, *(f"{n.rpartition('/')[0]}/*" for n in names if "/" in n)])], notes=[f"taps: {', '.join(sorted(set(names))) or 'none'}"],
         )
         for g in run.diagnostics if g not in used

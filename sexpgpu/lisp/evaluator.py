@@ -13,6 +13,7 @@ from sexpgpu.forms import Form, ListForm, Symbol
 from sexpgpu.lisp.budget import Budget
 from sexpgpu.lisp.builtins import BUILTINS
 from sexpgpu.lisp.compile import TAIL, Code, Compiler, Template
+from sexpgpu.lisp.elsewhere import written_here
 from sexpgpu.lisp.modules import File, Loader
 from sexpgpu.lisp.parameters import bind_arguments, check_count, parse_parameters
 from sexpgpu.lisp.scope import Env, Module, Scope
@@ -44,6 +45,7 @@ class Evaluator:
         self.trace: Any = None
         self.on_decide: PyCallable[[Any, Any], None] | None = None
         self.tensor_op: PyCallable[[str, list, dict[str, Any], Span | None], Any] | None = None
+        self.expansions: dict[Form, Form] | None = None  # macro call -> what it became, where somebody asked for it
         self.gensyms = 0
         self.lost: set[str] = set()  # names whose definition failed: what else fails for want of them is no news
         self.lost_all = False  # an import failed, so that any name may be lost
@@ -270,8 +272,9 @@ class Evaluator:
 
     def _too_deep(self, form: Any) -> SexpError:
         return self.error("E-EVAL-042", f"calls nest deeper than {MAX_CALLS:,}", form,
-                          help="make the recursive call the last thing the function does, or use `dotimes`, `mapcar` "
-                               "or `reduce`")
+                          help=("give the recursion an end: (if … result (the call))",
+                                "if it has one: make the recursive call the last thing the function does, or use `dotimes`, "
+                                "`mapcar` or `reduce`"))
 
     # ---------------------------------------------------------------- mistakes
 
@@ -280,6 +283,9 @@ class Evaluator:
         home = self.loader.library_home(name)
         if home is not None:
             return (f'the library has it: (import "{home}")',)
+        here = written_here(name)
+        if here is not None:
+            return (here,)
         helps = suggestion(name, known)
         if helps and helps[0].startswith("did you mean"):
             return helps
@@ -327,6 +333,10 @@ class Evaluator:
             if at is not None and not self.loader.is_library(at.source):
                 return at
         return span
+
+    def open_calls(self) -> tuple[Span, ...]:
+        """The places of the calls that are open, outermost first."""
+        return tuple(span for _, form in self.stack if (span := _span(form)) is not None)
 
     def _users_call_first(self, d: Diagnostic) -> Diagnostic:
         if d.span is None or not self.loader.is_library(d.span.source):

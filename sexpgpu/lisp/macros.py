@@ -35,7 +35,10 @@ def expand(ev: Any, macro: Macro, form: ListForm) -> Form:
         value = ev.call_closure(macro.closure, args, kwargs, form)
     except SexpError as mistake:
         raise ev.in_macro(mistake, macro, form) from None
-    return to_form(ev, value, macro, form)
+    made = to_form(ev, value, macro, form)
+    if ev.expansions is not None:
+        ev.expansions[form] = made
+    return made
 
 
 def split_keywords(args: list) -> tuple[list, dict[str, Any]]:

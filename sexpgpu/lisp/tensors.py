@@ -319,6 +319,8 @@ def _explain(ev: Any, p: OpProblem, op: Op, nodes: list[Node], values: list[Any]
         if spans and span is not None and spans[0] != span and facts and not ev.loader.is_library(spans[0].source):
             related.append(Related(spans[0], f"`{names[i]}` is made here"))
     helps = p.help or HELPS.get(p.code, "")
+    if p.code == "E-SHAPE-003" and len(nodes) == 2 and _fits_turned(*nodes):
+        helps += ", or write (transpose {1})"
     for i, name in enumerate(names):
         helps = helps.replace(f"{{{i}}}", name)
     return problem(p.code, p.message, span, notes=notes, related=related, help=helps or ())
@@ -326,12 +328,17 @@ def _explain(ev: Any, p: OpProblem, op: Op, nodes: list[Node], values: list[Any]
 
 #: what to try where the op says no better; `{0}` is the text of operand 0
 HELPS = {
-    "E-SHAPE-003": "the last axis of {0} must equal the last but one of {1}: change a width, or write (transpose {1})",
+    "E-SHAPE-003": "the last axis of {0} must equal the last but one of {1}: change one of the two sizes",
     "E-SHAPE-005": "choose sizes with the same product, or write -1 for one of them and it is computed",
     "E-SHAPE-006": "(cast {0} f32)",
     "E-SHAPE-008": "all axes but the joined one must agree: join along another axis, or reshape one of them",
     "E-SHAPE-013": "a size is a whole number of 0 or more: choose numbers that divide, or (floor a b)",
 }
+
+
+def _fits_turned(a: Node, b: Node) -> bool:
+    """Whether a matmul by the transposed second operand would fit."""
+    return len(b.type.shape) == 2 and bool(a.type.shape) and a.type.shape[-1] == b.type.shape[1]
 
 
 def _operand_texts(span: Span | None, count: int, op: Op) -> list[str]:

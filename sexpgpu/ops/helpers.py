@@ -111,25 +111,25 @@ def same_dtype(name: str, types: Types) -> str:
 def require_float(name: str, *types: TensorType) -> None:
     for t in types:
         if not t.is_float:
-            raise OpProblem("E-SHAPE-006", f"{name}: needs a float tensor, got {t.dtype}", help="cast it: (cast x f32)")
+            raise OpProblem("E-SHAPE-006", f"{name}: needs a float tensor, got {t.dtype}", help="cast it: (cast … f32)")
 
 
 def require_number(name: str, *types: TensorType) -> None:
     for t in types:
         if t.dtype == "bool":
-            raise OpProblem("E-SHAPE-006", f"{name}: needs numbers, got bool", help="cast it: (cast x f32)")
+            raise OpProblem("E-SHAPE-006", f"{name}: needs numbers, got bool", help="cast it: (cast … f32)")
 
 
 def require_bool(name: str, *types: TensorType) -> None:
     for t in types:
         if t.dtype != "bool":
-            raise OpProblem("E-SHAPE-011", f"{name}: needs a bool tensor, got {t.dtype}", help="compare it: (> x 0)")
+            raise OpProblem("E-SHAPE-011", f"{name}: needs a bool tensor, got {t.dtype}", help="compare it: (> … 0)")
 
 
 def require_indices(name: str, t: TensorType) -> None:
     if t.dtype not in ("i32", "i64"):
         raise OpProblem(
-            "E-SHAPE-012", f"{name}: indices must be i32 or i64, got {t.dtype}", help="cast them: (cast x i32)"
+            "E-SHAPE-012", f"{name}: indices must be i32 or i64, got {t.dtype}", help="indices are whole numbers: declare the field as i32, leave out a cast to floats, or write (cast … i32)"
         )
 
 

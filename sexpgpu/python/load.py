@@ -13,6 +13,7 @@ from sexpgpu.diagnostics import fail
 from sexpgpu.python.mistakes import mistakes, warn
 from sexpgpu.python.module import Model
 from sexpgpu.python.weights import start
+from sexpgpu.run.storage import grant
 from sexpgpu.settings import load as load_settings
 
 Sets = Mapping[str, Any] | Iterable[str]
@@ -28,14 +29,15 @@ def load(
 ) -> Model:
     """The run of a file as a torch module, in `eval()`.
 
-    set: knobs, `{"lr": 1e-3}` or `["lr=1e-3"]`. checkpoint: a folder step-N, a location (its newest healthy checkpoint),
-    or a file that `sexpgpu export` wrote; without it the weights are the run's initial values. weights: "ema" takes a
+    set: knobs, `{"lr": 1e-3}` or `["lr=1e-3"]`. checkpoint: a folder step-N or its s3:// address, a location (its newest healthy
+    checkpoint), or a file that `sexpgpu export` wrote; without it the weights are the run's initial values. weights: "ema" takes a
     checkpoint's averages. Neither data nor a device is opened. Raises SexpError, whose text is the command line's.
     """
     with mistakes():
         if weights not in ("raw", "ema"):
             fail("E-RUN-054", f"weights={weights!r}: weights are 'raw' or 'ema'")
         settings = load_settings(os.environ)
+        grant(settings)
         loaded = load_file(os.fspath(file), Selection(variant, tuple(_texts(set)), limit=settings.eval_limit))
         chosen = choose_run(loaded.experiment, run)
         traced = train_graph(loaded, chosen)

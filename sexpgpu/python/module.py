@@ -64,6 +64,7 @@ class Model(_Tensors):
         dtype = dtype_of("f32", traced.run.precision)
         known = unmeasured(loaded.experiment.data.values()) | dict(statistics)
         self._statistics = {name: torch.tensor(value, dtype=dtype) for name, value in known.items()}
+        self._one = torch.ones((), dtype=dtype)  # a number of a manifest that was not read
         self._graphs: dict[Any, _Graph] = {}
         self._functions: dict[str, Function] = {}
         for name in traced.params:
@@ -75,8 +76,9 @@ class Model(_Tensors):
         self.__dict__["loss"] = Function(self, traced.run.loss.function)  # no child: its parameters are the model's
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The run's loss of the fields that it takes."""
-        return self.loss(*args, **kwargs)
+        """The run's loss of the fields that it takes, a scalar; of a loss `(list sum count)` it is their quotient."""
+        value = self.loss(*args, **kwargs)
+        return value[0] / value[1] if isinstance(value, tuple) else value
 
     def __getitem__(self, name: str) -> Function:
         """The function or layer of this name, as the file writes it."""
@@ -126,7 +128,7 @@ class Model(_Tensors):
     def _tensor(self, name: str) -> torch.Tensor:
         """The parameter or state as the graph takes it; raises E-RUN-052 where somebody made another of it."""
         if name.startswith("statistic "):
-            return self._statistics[name.removeprefix("statistic ")]
+            return self._statistics.get(name.removeprefix("statistic "), self._one)
         value = self._parameters[name] if name in self._parameters else self._buffers[name]
         spec = self._traced.params.get(name) or self._traced.states[name]
         wanted = dtype_of(spec.dtype, self._traced.run.precision)

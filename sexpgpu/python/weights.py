@@ -26,7 +26,7 @@ from sexpgpu.run.checkpoints.store import saved_schema
 from sexpgpu.run.initial import COMPONENT, open_weights
 from sexpgpu.run.measure import remembered
 from sexpgpu.run.plain import plain_knobs
-from sexpgpu.run.storage import open_storage
+from sexpgpu.run.storage import is_remote, local_copy, open_storage
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,9 @@ def start(loaded: Loaded, traced: TracedRun, source: str | None, averaged: bool)
     if source is None:
         specs = traced.params | traced.states
         return Start({name: _initial(spec, traced) for name, spec in specs.items()})
-    path = Path.cwd() / source
-    if "://" in source or path.is_dir() or path.suffix != ".safetensors":
+    exported = is_remote(source) and source.endswith(".safetensors")
+    path = local_copy(source, "checkpoint") if exported else Path.cwd() / source
+    if (not exported and "://" in source) or path.is_dir() or path.suffix != ".safetensors":
         return _checkpoint(loaded, traced, _named(absolute(source)), averaged)
     if averaged:
         fail("E-CKPT-036", f"{source} has one set of weights", help="leave weights='ema' out: sexpgpu export --weights ema chose them")

@@ -44,7 +44,7 @@ def perform(session: Session, text: str, name: str) -> None:
         word, _, rest = text[1:].partition("\n")
     found = COMMANDS.get(word.strip())
     if found is None:
-        fail("E-RUN-060", f"there is no command `,{word}`", _span(text, name), help=suggestion(word, COMMANDS, "commands") or ",help")
+        fail("E-RUN-080", f"there is no command `,{word}`", _span(text, name), help=suggestion(word, COMMANDS, "commands") or ",help")
     session.line = Source(name, text)
     found.do(session, rest, name)
 
@@ -57,13 +57,13 @@ def _words(text: str) -> list[str]:
     try:
         return shlex.split(text)
     except ValueError as error:
-        fail("E-RUN-060", f"this cannot be read: {error}", help="close the quote")
+        fail("E-RUN-080", f"this cannot be read: {error}", help="close the quote")
 
 
 def _needs(command: str, forms: Sequence[Form], least: int = 1) -> None:
     if len(forms) < least:
         found = COMMANDS[command]
-        fail("E-RUN-060", f"`,{command}` needs what it is about: ,{command} {found.usage}")
+        fail("E-RUN-080", f"`,{command}` needs what it is about: ,{command} {found.usage}")
 
 
 # --- files, knobs, runs ------------------------------------------------------------
@@ -72,12 +72,12 @@ def _needs(command: str, forms: Sequence[Form], least: int = 1) -> None:
 def _load(session: Session, text: str, name: str) -> None:
     words = _words(text)
     if not words:
-        fail("E-RUN-060", "`,load` needs a file: ,load FILE [variant] [knob=value …]")
+        fail("E-RUN-080", "`,load` needs a file: ,load FILE [variant] [knob=value …]")
     file, *rest = words
     sets = tuple(word for word in rest if "=" in word)
     variants = [word for word in rest if "=" not in word]
     if len(variants) > 1:
-        fail("E-RUN-060", f"`,load` takes one variant, and got {', '.join(variants)}")
+        fail("E-RUN-080", f"`,load` takes one variant, and got {', '.join(variants)}")
     session.begin(file, sets, variants[0] if variants else None)
     _loaded(session)
 
@@ -115,9 +115,9 @@ def _knob(session: Session, text: str, name: str) -> None:
 def _run(session: Session, text: str, name: str) -> None:
     words = text.split()
     if not words or not words[0].isdecimal() or int(words[0]) < 1 or len(words) > 2:
-        fail("E-RUN-060", "`,run` takes a number of steps, and a run where the file has several: ,run 10 [RUN]")
+        fail("E-RUN-080", "`,run` takes a number of steps, and a run where the file has several: ,run 10 [RUN]")
     if session.file is None:
-        fail("E-RUN-060", "there is no file to run", help=",load FILE")
+        fail("E-RUN-080", "there is no file to run", help=",load FILE")
     from sexpgpu.repl.running import Running  # brings torch
 
     run = choose_run(session.loaded.experiment, words[1] if len(words) > 1 else None)
@@ -135,7 +135,7 @@ def _run(session: Session, text: str, name: str) -> None:
 def _ir(session: Session, text: str, name: str) -> None:
     if not text.strip():
         if session.file is None:
-            fail("E-RUN-060", "`,ir` needs a form, or a loaded file: ,ir (exp [1 2])")
+            fail("E-RUN-080", "`,ir` needs a form, or a loaded file: ,ir (exp [1 2])")
         for run in session.loaded.experiment.runs.values():
             traced = train_graph(session.loaded, run)
             session.show(document(graph_results(traced), traced.origins, knob_notes(session.loaded)).rstrip("\n"))
@@ -155,7 +155,7 @@ def _grad(session: Session, text: str, name: str) -> None:
     else:
         wanted = _leaves(session, scalar)
         if not wanted:
-            fail("E-RUN-060", "nothing to differentiate by: no float literal and no parameter is in it", forms[0].span,
+            fail("E-RUN-080", "nothing to differentiate by: no float literal and no parameter is in it", forms[0].span,
                  help="write literals with a point, such as [1.0 2.0], or (array [1 2] :dtype f32)")
     try:
         found = grad(scalar, [node for _, node in wanted], session.origins)
@@ -240,7 +240,7 @@ def _explain(session: Session, text: str, name: str) -> None:
         return
     if not word:
         if session.file is None:
-            fail("E-RUN-060", "`,explain` needs a form or a code, or a loaded file: ,explain (matmul [[1.0]] [[2.0]])")
+            fail("E-RUN-080", "`,explain` needs a form or a code, or a loaded file: ,explain (matmul [[1.0]] [[2.0]])")
         from sexpgpu.explain.report import report
         from sexpgpu.explain.screen import lines
 

@@ -47,7 +47,7 @@ class Values:
             value = initial_value(spec.init.kind, dict(spec.init.settings), spec.shape, key)
             return torch.from_numpy(np.array(value)).to(TORCH[node.type.dtype])
         name = node.attrs.get("name", node.attrs.get("path", node.op))
-        raise problem("E-RUN-061", f"the {node.op} `{name}` has no value at the prompt", help="`,shape`, `,ir` and `,grad` need none; give a literal for it to see numbers")
+        raise problem("E-RUN-081", f"the {node.op} `{name}` has no value at the prompt", help="`,shape`, `,ir` and `,grad` need none; give a literal for it to see numbers")
 
     def compute(self, nodes: Sequence[Node], origins: Origins) -> list[torch.Tensor]:
         """The values of nodes."""

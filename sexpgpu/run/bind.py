@@ -36,14 +36,15 @@ class BoundData:
 
 
 def bind(run: Run, bounds: Sequence[FieldBound] = (), say: Callable[[str], None] = lambda text: None, first: int = 0,
-         stopping: Callable[[], int | None] = lambda: None) -> BoundData:
+         stopping: Callable[[], int | None] = lambda: None, rank: int = 0, ranks: int = 1) -> BoundData:
     """Each source is read once; of a large manifest what update `first` needs, and the rest while the run goes on.
 
     `say` hears of a location outside the file's folder before it is opened. Halted once `stopping` gives a signal.
+    `rank` of `ranks`: whose part of each training batch the feed gives.
     """
     datasets: dict[str, Any] = {}
     try:
-        return _bound(run, bounds, say, first, stopping, datasets)
+        return _bound(run, bounds, say, first, stopping, datasets, rank, ranks)
     except BaseException:
         close(datasets)
         raise
@@ -56,11 +57,11 @@ def close(datasets: dict[str, Any]) -> None:
 
 
 def _bound(run: Run, bounds: Sequence[FieldBound], say: Callable[[str], None], first: int, stopping: Callable[[], int | None],
-           datasets: dict[str, Any]) -> BoundData:
+           datasets: dict[str, Any], rank: int, ranks: int) -> BoundData:
     for batches in (run.data, *(evaluation.data for evaluation in run.evals)):
         source = batches.source
         if source.name not in datasets:
-            if not source.structures:  # opened and announced by `measure`
+            if not source.scanned:  # else opened and announced by `measure`
                 announce(source, say)
             datasets[source.name] = _with_statistics(open_source(source, say=say, stopping=stopping), run)
     feeds = Feeds(
@@ -79,11 +80,15 @@ def _bound(run: Run, bounds: Sequence[FieldBound], say: Callable[[str], None], f
 
 
 def _with_statistics(dataset: Any, run: Run) -> Any:
-    """Structures with what `measure` found of them, which the manifest keeps."""
-    if not isinstance(dataset, Structures):
+    """Structures or shards with what `measure` found of them, which the manifest of a checkpoint keeps."""
+    if not dataset.source.scanned:
         return dataset
     prefix = f"{dataset.source.name}/"
-    return replace(dataset, statistics={k.removeprefix(prefix): v for k, v in run.statistics.items() if k.startswith(prefix)})
+    found = {k.removeprefix(prefix): v for k, v in run.statistics.items() if k.startswith(prefix)}
+    if isinstance(dataset, Structures):
+        return replace(dataset, statistics=found)
+    dataset.statistics |= found
+    return dataset
 
 
 def announce(source: DataSource, say: Callable[[str], None]) -> None:

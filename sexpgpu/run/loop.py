@@ -289,6 +289,7 @@ def _not_finite(run: Run, step: int, result: StepResult, told: tuple[str, ...]) 
         run.loss.span or run.span,
         notes=(f"loss {result.loss:g}, gradient norm {result.gradient_norm:g}, "
                f"updates made before: {step - 1}", *told),
-        help=("a smaller learning rate or `:clip-norm 1.0` in the run often mends this",),
+        help=("a smaller learning rate or `:clip-norm 1.0` in the run often mends this" if step > 1 else
+              "no update was made yet, so the learning rate is no cause: look at the first offending op and its operands",),
         exit_code=3,
     )

@@ -8,7 +8,7 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from sexpgpu.run.checkpoints.manifest import Manifest, trajectory_hash
 from sexpgpu.run.checkpoints.store import Store, load, saved_schema
 from sexpgpu.run.checkpoints.tensors import HostCopy
 from sexpgpu.run.checkpoints.writer import Cancel, Writer
+from sexpgpu.run.data.feed import Feed
 from sexpgpu.run.disk import check_disk
 from sexpgpu.run.events import Annotation, Failed, Finished, Listener, PhaseChanged, Saved, Started, Stopped
 from sexpgpu.run.initial import Weights, component, fit, open_weights, start
@@ -35,6 +36,7 @@ from sexpgpu.run.options import RunOptions, RunPlan
 from sexpgpu.run.plain import plain_knobs
 from sexpgpu.run.program import Program, StepResult
 from sexpgpu.run.progress import Tally, progress_for, say
+from sexpgpu.run.ranks.follow import data_facts
 from sexpgpu.run.signals import Halted, Interrupted, Signals, parse_duration
 from sexpgpu.run.slug import head_of, new_run_id, new_slug, seconds_of, slug_head, stamp_of
 from sexpgpu.run.status import StatusFile, spoken
@@ -99,11 +101,13 @@ class _Session:
         self.signals.limit(parse_duration(options.max_time) if options.max_time else None)
         self.specs = parse_targets(options.metrics, options.folder)
         self._open_status()
+        if plan.team is not None:
+            self._join(plan.team.member)
         while True:
             choice = self._choose()
             try:
                 with self.signals.at_once():
-                    self.data = data = bind(plan.run, plan.bounds, self.note, self._first(choice), self.signals.stopping)
+                    self.data = data = self._bind(choice)
             except (Halted, Interrupted) as stop:
                 return self._stopped_early(choice, stop)
             if choice.found is not None and choice.found.manifest.step >= plan.run.steps and not choice.found.manifest.owed:
@@ -119,6 +123,8 @@ class _Session:
         if manifest is not None:
             trajectory = self._lineage(manifest, choice.fork, trajectory, data)
         self._open_metrics(choice, trajectory)
+        if plan.team is not None:
+            plan.team.member.meet("data", data_facts(data))
         if not options.quiet:
             self.listeners.append(progress_for(self.stream))
         comparison = self._compile(choice, trajectory)
@@ -144,6 +150,22 @@ class _Session:
             self.status.note = self.note
             self.status.set(state="starting", run=self.plan.run.name, steps=self.plan.run.steps, step=0,
                             knobs=plain_knobs(self.plan.experiment.knobs))
+
+    def _join(self, member: Any) -> None:
+        """Heartbeats say what the run does; the status file, how every rank does."""
+        self.listeners.append(member)
+        if self.status is not None:
+            member.on_table = lambda table: self.status.set(ranks=table) if self.status is not None else None
+        member.on_end = self._ended
+
+    def _ended(self, verdict: Any) -> None:
+        """Called from the heartbeat's thread, the process about to end: another rank failed, and this one hangs in a collective."""
+        failed = Failed(self.tally.step, verdict["code"], verdict["message"])
+        for listener in (self.status, self.metrics):
+            if listener is not None:
+                listener.on(failed)
+        if self.metrics is not None:
+            self.metrics.close()
 
     def _choose(self) -> Choice:
         """The checkpoint to go on from, the location with its slug filled in, and the run's names."""
@@ -253,20 +275,43 @@ class _Session:
             self.metrics.know(device=program.device)
         if choice.found is None:
             names = fit(self.weights, program.schema(), self.note) if self.weights is not None else {}
+            if self.plan.team is not None:
+                self._meet(choice, self.weights is not None)
             program.initialise()
             if self.weights is not None:
                 start(program, self.weights, names)
+                if self.plan.team is not None:
+                    program.share(program.state(), 0)
             return Comparison()
         found = choice.found
         comparison = compare(found.manifest, self._identity(program, trajectory), saved_schema(found), program.schema())
         refuse(comparison, found.folder, self.options.accept)
+        if self.plan.team is not None:
+            self._meet(choice, True)
+            program.share(load(found), found.manifest.step)
+            return comparison
         program.load(load(found), found.manifest.step)
         return comparison
+
+    def _bind(self, choice: Choice) -> BoundData:
+        plan, team = self.plan, self.plan.team
+        if team is None:
+            return bind(plan.run, plan.bounds, self.note, self._first(choice), self.signals.stopping)
+        return bind(plan.run, plan.bounds, self.note, self._first(choice), rank=team.place.rank, ranks=plan.ranks)
+
+    def _meet(self, choice: Choice, shared: bool) -> None:
+        """Lets the other ranks know where the run begins and what it keeps. `shared`: they are to take this rank's state."""
+        found = choice.found.manifest if choice.found is not None else None
+        durable = None if found is None or choice.fork or self.store is None else found.step
+        self.plan.team.member.meet("state", {
+            "_step": self._first(choice), "_keeps": self.store is not None, "_shared": shared, "_gathers": shared and found is None,
+            "_owed": list(found.owed) if found is not None else [], "_durable": durable,
+            "_best": found.best if found is not None and not choice.fork else None})
 
     def _identity(self, program: Program, trajectory: dict[str, str]) -> Identity:
         plan = self.plan
         return Identity(plan.run.name, trajectory, plain_knobs(plan.experiment.knobs),
-                        {text["name"]: text["sha256"] for text in self._texts()}, plan.versions, program.device, 1,
+                        {text["name"]: text["sha256"] for text in self._texts()}, plan.versions, program.device, plan.ranks,
                         program.threads, plan.run.steps, self.data.digests() if self.data is not None else {},
                         {text["name"]: text["text"] for text in self._texts()})
 
@@ -297,12 +342,16 @@ class _Session:
         if choice.found is not None:
             owed = tuple(choice.found.manifest.owed)
             durable = None if choice.fork or self.store is None else first
-        code = 0
-        for event in train(self.program, self.plan.run, data.feeds, first, self.plan.run.steps, controls=self.signals,
-                           saver=self.writer, durable_step=durable, best=self.best, owed=owed, autopsy=self._autopsy):
+        code, team = 0, self.plan.team
+        feeds, controls, best = (data.feeds, self.signals, self.best) if team is None else (team.feeds(data.feeds), team.controls(self.signals), team.best(self.best))
+        for event in train(self.program, self.plan.run, feeds, first, self.plan.run.steps, controls=controls,
+                           saver=self.writer, durable_step=durable, best=best, owed=owed, autopsy=self._autopsy):
             self.emit(event)
             if isinstance(event, Stopped):
                 code = 4 if event.durable else 128 + event.signal
+        if team is not None:
+            controls.settle()
+            team.collectives.wait_for_all()
         if self.metrics is not None:
             self.metrics.close()  # before the summary, which says where the experiment is
         self._summarise(code)
@@ -317,10 +366,11 @@ class _Session:
         manifest = Manifest(
             run_id=self.run_id, slug=self.slug, run=plan.run.name, step=step, cursor={"epoch": epoch, "index": index},
             seed=plan.run.seed, knobs=plain_knobs(plan.experiment.knobs), ir_hash=plan.ir_hash, program=self._texts(),
-            data=data.digests(), versions=dict(plan.versions), device=program.device, ranks=1, threads=program.threads,
+            data=data.digests(), versions=dict(plan.versions), device=program.device, ranks=plan.ranks, threads=program.threads,
             kernels=dict(plan.kernels), trajectory=trajectory, trajectory_hash=trajectory_hash(trajectory), digest="",
             health="healthy", files=[], parent=self.parent, steps=plan.run.steps,
-            best=self.best.record() if self.best is not None else None, owed=list(owed), accepted=self.accepted)
+            best=self.best.record() if self.best is not None else None, owed=list(owed), accepted=self.accepted,
+            shard="optimizer" if plan.run.shard and plan.ranks > 1 else "")
 
         def write(cancel: Cancel) -> Saved:
             health = store.save(state, manifest, plan.run.keep, cancel)
@@ -335,14 +385,23 @@ class _Session:
 
     def _autopsy(self, step: int, result: StepResult) -> tuple[str, ...]:
         """What is known of a step that was not finite; on the way to another error, so nothing may come of its own."""
-        if self.plan.step_graphs is None or self.program is None or self.data is None:
+        if self.program is None or self.data is None:
             return ()
+        team, feed, state = self.plan.team, self.data.feeds.train, self.program.state()
+        if team is not None:
+            team.member.phase("autopsy")
+            feed = self.data.whole() if self.data.whole is not None else feed
+        told = () if self.plan.step_graphs is None else self._replay(step, state, feed)
+        if team is not None:
+            team.collectives.wait_for_all()
+        return told
+
+    def _replay(self, step: int, state: Mapping[str, Any], feed: Feed) -> tuple[str, ...]:
         self.note(f"step {step} is not finite; replaying it op by op to see why")
         places = [] if self.status is None else [self.status.path.parent]
         if self.store is not None and "://" not in self.store.url:
             places.append(Path(self.store.url))
-        case = Case(self.plan, self.slug, step, self.program.state(), self.data.feeds.train, self.options.with_data)
-        return examine(case, places)
+        return examine(Case(self.plan, self.slug, step, state, feed, self.options.with_data), places)
 
     def _texts(self) -> list[dict[str, str]]:
         return [{"name": t.name, "text": t.text, "sha256": hashlib.sha256(t.text.encode()).hexdigest()}

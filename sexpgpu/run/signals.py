@@ -1,7 +1,8 @@
 """SIGINT, SIGTERM, SIGUSR1 and --max-time as flags that the loop reads between steps.
 
-The first SIGINT or SIGTERM, in whatever phase, asks for an orderly end. A second one, or the first while data are read
-before the first step, ends at once: it raises `Interrupted`, so that the status file still says `stopped`. A third leaves without a word.
+The first SIGINT or SIGTERM, in whatever phase, asks for an orderly end. A second one ends at once, and so does
+the first, after a moment, where long work stands before the first step (`at_once`): it raises `Interrupted`, so that the
+status file still says `stopped`. A third leaves without a word.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 
 from sexpgpu.diagnostics import fail
 
+GRACE = 2.0  # seconds in which what stands before the first step may still end by itself
 _DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?", re.ASCII)
 
 
@@ -69,14 +71,28 @@ class Signals:
 
     @contextlib.contextmanager
     def at_once(self) -> Iterator[None]:
-        """Inside, the first SIGINT or SIGTERM ends the process as a second one does: nothing was made that could be lost."""
-        if self._stop is not None:
-            raise Interrupted(self._stop)
+        """Inside, GRACE seconds after the first stop, whenever it came, the process ends as by a second one.
+
+        For long work before the first step: nothing was made that could be lost.
+        """
+        if not self._old or not hasattr(signal, "SIGALRM"):  # outside the main thread
+            yield
+            return
+        began, older = time.monotonic(), signal.signal(signal.SIGALRM, self._on_alarm)
+        rest, interval = signal.setitimer(signal.ITIMER_REAL, 0)
         self._hasty = True
+        if self._stop is not None:
+            signal.setitimer(signal.ITIMER_REAL, GRACE)
+        elif self._deadline is not None:
+            signal.setitimer(signal.ITIMER_REAL, max(0.0, self._deadline - began) + GRACE)
         try:
             yield
         finally:
             self._hasty = False
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, older)
+            if rest:  # somebody else's
+                signal.setitimer(signal.ITIMER_REAL, max(0.001, rest - (time.monotonic() - began)), interval)
 
     def take_save_request(self) -> bool:
         asked, self._save = self._save, False
@@ -86,10 +102,15 @@ class Signals:
         self._count += 1
         if self._count > 2:
             os._exit(128 + signum)
-        if self._count == 2 or self._hasty:
+        if self._count == 2:
             raise Interrupted(signum)
         if self._stop is None:
             self._stop = signum
+        if self._hasty:
+            signal.setitimer(signal.ITIMER_REAL, GRACE)
+
+    def _on_alarm(self, signum: int, frame: Any) -> None:
+        raise Interrupted(self.stopping() or int(signal.SIGTERM))
 
     def _on_save(self, signum: int, frame: Any) -> None:
         self._save = True

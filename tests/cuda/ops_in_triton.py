@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 
-from harness import compare, run, tell  # first: it chooses the interpreter
+from harness import compare, draws, run, tell  # first: it chooses the interpreter
 
 # isort: split
 import numpy as np
@@ -13,7 +13,7 @@ import torch
 from op_cases import CASES, leaf, value
 
 from sexpgpu.backends.interpreter import compile_graph
-from sexpgpu.ir import Node
+from sexpgpu.ir import Node, Origins
 from sexpgpu.ops import build, constant, table
 from sexpgpu.ops.random import DRAWS
 from sexpgpu.passes.autodiff import grad
@@ -49,6 +49,8 @@ def cases(dtype, tolerance):
         if case.op in DRAWS:
             continue
         start = time.time()
+        if SLOW < 100:
+            print(case, case.attrs, file=sys.stderr, flush=True)
         results, bindings = graph_of(case, dtype)
         failures += [f"{case}: {text}" for text in compare(results, bindings, tolerance)]
         count += 1
@@ -172,8 +174,6 @@ def special():
 
 def draw():
     """The documented bits: every draw is the interpreter's, at several steps and places in the batch."""
-    from harness import draws
-
     failures, count = [], 0
     logits = build("input", name="l", shape=(6, 5), dtype="f32", batch=True)
     x = build("input", name="x", shape=(6, 21), dtype="f32", batch=True)
@@ -205,13 +205,29 @@ def second():
         y = build(op, x)
         g = grad(build("sum", build("*", y, build("sin", y))), [x])[0]
         h = grad(build("sum", build("*", g, g)), [x])[0]
-        results = expand_gradients({"g": g, "h": h}, __import__("sexpgpu.ir", fromlist=["Origins"]).Origins())
+        results = expand_gradients({"g": g, "h": h}, Origins())
         failures += [f"{op}: {text}" for text in compare(results, {x: torch.randn(3, 5, dtype=torch.float64)}, 1e-8)]
         count += 1
     return failures, count
 
 
+def wild():
+    """A kernel that stores one element behind its tensor, to try the harness."""
+    from sexpgpu.backends.cuda import emit
+
+    store = emit.Emitter.store
+
+    def far(self, unit, name):
+        store(self, unit, name)
+        self.body[-1] = self.body[-1].replace("p1 + (", "p1 + 1 + (")
+
+    emit.Emitter.store = far
+    x = build("input", name="x", shape=(5,), dtype="f32", batch=False)
+    return compare({"y": build("exp", x)}, {x: torch.zeros(5)}, 1e-6), 1
+
+
 PARTS = {
+    "wild": wild,
     "f64": lambda: cases("f64", 1e-9),
     "f32": lambda: cases("f32", 2e-4),
     "sizes": sizes,

@@ -16,7 +16,7 @@ from sexpgpu.run.bind import bind
 from sexpgpu.run.data.extxyz import edges_of, neighbours, parse, read
 from sexpgpu.run.data.structures import capacities, pack, packed, statistics
 from sexpgpu.run.measure import measured
-from sexpgpu.settings import load
+from sexpgpu.settings import load as load_settings
 
 OPTIONS = {
     "elements": ["H", "O"], "cutoff": 2.5, "energy-key": "energy", "forces-key": "forces", "stress-key": "stress",
@@ -51,7 +51,7 @@ def opened(folder, text, name="a.extxyz", say=lambda t: None, split=(), **option
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path_factory, monkeypatch):
-    monkeypatch.setattr(storage, "_granted", load({"XDG_CACHE_HOME": str(tmp_path_factory.mktemp("cache"))}))
+    monkeypatch.setattr(storage, "_granted", load_settings({"XDG_CACHE_HOME": str(tmp_path_factory.mktemp("cache"))}))
 
 
 @pytest.mark.parametrize("name", ["a.extxyz", "a.extxyz.gz"])

@@ -82,6 +82,40 @@ def test_fused_calls_mean_the_ops(make):
         torch.testing.assert_close(fused[name], value, rtol=1e-10, atol=1e-12, msg=name)
 
 
+def upsampling():
+    """The forward pass and the gradient by the weight of a transposed convolution look like both gradients of another."""
+    w, v = leaf("w", 3, 2, 2, 2), leaf("v", 3, 2, 2, 2)
+    x = build("relu", affine(leaf("x", 4, 5, op="input"), "in", 3 * 3 * 3))
+    x = build("reshape", x, shape=(4, 3, 3, 3))
+    y = build("convolve", build("convolve-transpose", x, w, stride=2), v)
+    return build("mean", build("*", y, y)), {}
+
+
+def field_of_forces():
+    """A layer norm whose shift depends on the gradient of its own result."""
+    x = affine(leaf("x", 4, 5, op="input"), "in", 6)
+    y = build("*", build("normalize", x), leaf("scale", 6))
+    slope = grad(build("sum", build("sin", y)), [x])[0]
+    shift = build("sum", slope, axis=0)
+    z = build("+", y, shift)
+    return build("mean", build("*", z, z)), {}
+
+
+def steered_attention():
+    """Attention whose gradient's factor is made from other gradients of it."""
+    q, k, v = (leaf(n, 1, 2, 3, 4) for n in "qkv")
+    y = build("attend", q, k, v)
+    first = grad(build("sum", build("*", y, leaf("ct", 1, 2, 3, 4))), [q])[0]
+    return build("sum", build("*", build("attend", first, k, v), y)), {}
+
+
+@pytest.mark.parametrize("make", [upsampling, field_of_forces, steered_attention])
+def test_what_one_call_gives_never_waits_for_itself(make):
+    fused, alone, _ = both(*make())
+    for name, value in alone.items():
+        assert torch.allclose(fused[name], value, rtol=1e-10, atol=1e-12), name
+
+
 @pytest.mark.parametrize("where", [(0, 0, 2, 1), (1, 0, 4, 0), (2, 0, 3, 2)])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_attention_keeps_what_is_not_finite(where, value):

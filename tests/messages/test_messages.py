@@ -46,6 +46,7 @@ WARNED = [
     ("W-EVAL-001", model('(part x 3)', "(defun part (x n) (linear x 5))\n"), "`n`"),
     ("W-EVAL-002", model('(let ((unused (linear x 7 :name "side"))) (linear x 5 :name "main"))'), "model/side/"),
     ("W-EVAL-003", GOOD + "(defun mse (a b) a)\n(defun g (a) a)\n", "`mse`"),
+    ("W-EVAL-004", GOOD.replace(":optimizer (", ':optimizer (by-path ("**/bais" (sgd :lr 1)) (else (', 1).replace(" :steps 3", ")) :steps 3", 1), "**/bais"),
     ("W-RUN-001", GOOD + '(defun big (x label) (tap "big" (reduce-max (model x))))\n'
      "(defeval v :data (batches d :split valid :batch 2) :every 1 :metrics ((big big)))\n", "`big`"),
     ("W-RUN-002", GOOD.replace(":steps 3", ':steps 3 :diagnostics ("nothing/*")'), "nothing/*"),

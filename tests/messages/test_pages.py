@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from importlib import import_module
 from pathlib import Path
@@ -14,8 +15,6 @@ from sexpgpu.diagnostics.catalogue.shape import EXAMPLES
 from sexpgpu.diagnostics.core import CATALOGUE, Entry
 
 CODES: dict[str, Entry] = {code: found for module in CATALOGUE.values() for code, found in import_module(module).CODES.items()}
-#: pages of what this version does not have, or of shapes that need a sentence rather than an example
-WITHOUT = {"E-EVAL-115", "E-ENV-002", "E-SHAPE-031", "E-SHAPE-032", "E-SHAPE-033", "E-SHAPE-034", "E-SHAPE-035", "E-ENV-014"}
 PROGRAM = """(import "nn" "optim" "loss")
 (defdata d (csv "d.csv" :fields ((x f32 [4]) (y f32 [5]) (image f32 [3 8 8]) (label i32))))
 (defun f (x y image label)
@@ -29,8 +28,28 @@ PROGRAM = """(import "nn" "optim" "loss")
 def test_a_page_teaches(code: str) -> None:
     text = page(code)
     assert text.startswith(f"{code}: {CODES[code].title}\n\n") and "See also: " in text
-    if code not in WITHOUT:
-        assert "Wrong:" in text and "Right:" in text and text.index("Wrong:") < text.index("Right:")
+    assert "Wrong:" in text and "Right:" in text and text.index("Wrong:") < text.index("Right:")
+
+
+def texts(folder: str, *suffixes: str) -> str:
+    """The texts of a folder, the catalogue's own and the pages left out."""
+    root = Path(__file__).parents[2]
+    return "".join(p.read_text("utf-8") for p in sorted((root / folder).rglob("*"))
+                   if p.suffix in suffixes and "catalogue" not in p.parts and p != Path(__file__))
+
+
+def test_each_code_is_written_once() -> None:
+    for module in CATALOGUE.values():
+        tree = ast.parse(Path(str(import_module(module).__file__)).read_text("utf-8"))
+        for table in (n for n in ast.walk(tree) if isinstance(n, ast.Dict)):
+            keys = [k.value for k in table.keys if isinstance(k, ast.Constant)]
+            assert len(keys) == len(set(keys)), f"{module} writes a code twice: {[k for k in keys if keys.count(k) > 1]}"
+
+
+def test_each_code_has_a_raiser_and_a_test() -> None:
+    raised, tested = texts("sexpgpu", ".py"), texts("tests", ".py", ".txt") + " ".join(EXAMPLES)
+    assert [code for code in sorted(CODES) if code not in raised] == []
+    assert [code for code in sorted(CODES) if code not in tested] == []
 
 
 def errors(folder: Path, text: str) -> list[str]:

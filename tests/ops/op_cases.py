@@ -237,7 +237,7 @@ CASES: list[Case] = [
     *(Case("attend-grad", (((2, 3, 2), "real"),) * 5, _attend_grad(of, True, 0.7), {"of": of, "causal": True, "scale": 0.7})
       for of in range(3)),
     *(Case("attend-grad", tuple((shape, "real") for shape in ((2, 1), (2, 3), (4, 3), (4, 1), (2, 1))),
-           _attend_grad(of, False, 3**-0.5), {"of": of}) for of in range(3)),
+           _attend_grad(of, False, 3**-0.5), {"of": of, "scale": 3**-0.5}) for of in range(3)),
     Case("normalize", (((2, 4), "real"),), _normalize(-1, 1e-5)),
     Case(
         "normalize",

@@ -16,7 +16,7 @@ from sexpgpu.experiment.model import Batches, DataSource, Field
 from sexpgpu.run import storage
 from sexpgpu.run.data import open_source
 from sexpgpu.run.data import place as places
-from sexpgpu.run.data.dataset import FieldBound, check_bound
+from sexpgpu.run.data.dataset import FieldBound
 from sexpgpu.run.data.feed import TrainFeed, eval_feed, train_feed
 from sexpgpu.run.data.manifest import index, reader, schema
 from sexpgpu.run.data.manifest.build import Input, build, parse_input
@@ -374,9 +374,9 @@ def test_labels_out_of_range_name_shard_and_record(tmp_path):
     found = source(tmp_path)
     opened = open_source(found)
     train_feed(opened, data_of(found, split="train"), 0)
-    check_bound(opened, FieldBound("id", 0, 19))
-    check_bound(opened, FieldBound("other", 0, 1))
-    bad = wrong("E-DATA-014", check_bound, opened, FieldBound("id", 0, 13))
+    opened.expect(FieldBound("id", 0, 19))
+    opened.expect(FieldBound("other", 0, 1))
+    bad = wrong("E-DATA-014", opened.expect, FieldBound("id", 0, 13))
     assert "is 14 in record 3 of shard shards/train/part-00002.jsonl.gz" in bad.message and "6 values" in bad.notes[0]
 
 

@@ -439,3 +439,22 @@ def test_disk_needed_for_checkpoints(tmp_path, monkeypatch):
     assert len(said) == 1
     usage.free = 2 << 20
     assert code_of(disk.check_disk, str(tmp_path / "c"), schema, 3, False, said.append).code == "E-DATA-016"
+
+
+@pytest.mark.parametrize(("data", "line"), [
+    (b'{"x": 1}{"x": 2}\n{"x": 3}\n', 1),
+    (b'{"x": 1}\n{"x": 2} {"x": 3}\n\n', 2),  # as many records as lines
+    (b'{"x":\n1}\n{"x": 2}\n', 1),
+    (b'{"x":\n1}\n{"x": 2}{"x": 3}', 1),  # as many records as lines, too
+    (b'{"x": 1, "y": "}\n{"}\n', 1),  # a newline in a string is not JSON
+])
+def test_records_that_do_not_stand_on_lines_of_their_own(data: bytes, line: int) -> None:
+    with pytest.raises(Wrong) as wrong:
+        parse_lines(data, (Field("x", "i32"),), Start("f"))
+    assert wrong.value.code == "E-DATA-037" and f"line {line}" in wrong.value.message
+
+
+@pytest.mark.parametrize("data", [b'{"x": 1}\r\n{"x": 2}\r\n', b'\n  {"x": 1}\t\n\n{"x": 2}', b'{"x": 1}\n{"x": 2}\n'])
+def test_records_on_lines_with_blanks(data: bytes) -> None:
+    found = parse_lines(data, (Field("x", "i32"),), Start("f"))
+    assert found is not None and found.arrays["x"].tolist() == [1, 2]

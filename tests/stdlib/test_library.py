@@ -14,7 +14,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 from library import LIBRARY, MODULES, made
 
 from sexpgpu.compiler import Selection, load
+from sexpgpu.diagnostics import SexpError
 from sexpgpu.lisp.builtins import BUILTINS
+from sexpgpu.lisp.elsewhere import FORMS, WORDS
 from sexpgpu.ops import table
 
 DEFINITION = re.compile(r"^\((defun|deflayer|defoptimizer|defmacro|defparameter) (\S+)", re.MULTILINE)
@@ -106,3 +108,24 @@ def test_a_network_over_images_learns(tmp_path, keys):
     losses = [p.step(rows, False).loss for _ in range(30)]
     assert losses[-1] < 0.8 * losses[0]
     assert abs(p.state()["state/net/batch-norm/mean"]).max() > 0
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_what_is_written_here_instead_of_pytorch_works(tmp_path, name):
+    """As the help says it, in a program; a number is a shape's and goes into a sum."""
+    form = FORMS[name]
+    loss = f"(let ((found {form})) (+ (* 0 (mean (linear x 2))) (if (tensorp found) (mean (cast found f32)) (if (listp found) (mean (first found)) 0))))"
+    fields = "(x f32 [6]) (y f32 [6]) (z f32 [3 4 4]) (i i32)"
+    if "attention" in form or "attend" in form:
+        fields = fields.replace("(x f32 [6])", "(x f32 [5 6])")
+    made(tmp_path, f"(deflayer net (x y z i) {loss}) (defun f (x y z i) (net x y z i))", fields, 4)
+
+
+def test_a_name_of_pytorch_is_explained(tmp_path):
+    with pytest.raises(SexpError) as caught:
+        made(tmp_path, "(defun f (x) (mean (torch.masked_fill x (> x 0) 0)))")
+    assert "(where (> x 0) 0 x)" in str(caught.value)
+    with pytest.raises(SexpError) as caught:
+        made(tmp_path, "(defun f (x) (for (i 3) x))")
+    assert "dotimes" in str(caught.value)
+    assert not set(FORMS | WORDS) & ({n for _, _, n in definitions()} | set(BUILTINS) | {n for n, op in table().items() if op.lisp})

@@ -302,6 +302,39 @@ def test_recurrent(tmp_path, name, module, gates):
     assert torch.allclose(after.T, m.weight_hh_l0.detach() - m.weight_hh_l0.grad, atol=1e-9)
 
 
+def test_bidirectional(tmp_path):
+    m = nn.LSTM(4, 3, batch_first=True, bidirectional=True).double()
+    p = made(tmp_path, "(defun f (x y) (mean (* y (bidirectional x 3 :layer lstm))))", "(x f32 [6 4]) (y f32 [6 6])", ROWS)
+    for path, end in (("forward", ""), ("backward", "_reverse")):
+        w = {n: getattr(m, f"{n}_l0{end}") for n in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")}
+        own = f"bidirectional/{path}/cell"
+        put(p, {f"{own}/input": w["weight_ih"].T, f"{own}/hidden": w["weight_hh"].T, f"{own}/bias": w["bias_ih"] + w["bias_hh"]})
+    rows = batch(2, ROWS, x=(6, 4), y=(6, 6))
+    loss = (double(rows, "y") * m(double(rows, "x"))[0]).mean()
+    assert p.step(rows, False).loss == pytest.approx(loss.item(), rel=1e-9)
+
+
+SHAPES = {
+    "(flatten x)": lambda x: x.flatten(1),
+    "(flatten x :from 2)": lambda x: x.flatten(2),
+    "(flatten (flatten x) :from 1)": lambda x: x.flatten(1),
+    "(flatten x :from 0)": lambda x: x.flatten(),
+    "(stack [x (* 2 x)])": lambda x: torch.stack([x, 2 * x]),
+    "(stack [x x x] :axis -1)": lambda x: torch.stack([x, x, x], -1),
+    "(upsample x 3)": lambda x: nn.functional.interpolate(x, scale_factor=3),
+    "(upsample (flatten x :from 2) 2)": lambda x: nn.functional.interpolate(x.flatten(2), scale_factor=2),
+}
+
+
+@pytest.mark.parametrize("call", SHAPES)
+def test_functions_of_shape(tmp_path, call):
+    p = made(tmp_path, f"(defun f (x) (let ((y {call})) (mean (* (param \"w\" (shape y) :init ones) y y))))", "(x f32 [2 3 4])", ROWS)
+    rows = batch(2, ROWS, x=(2, 3, 4))
+    y = SHAPES[call](double(rows, "x"))
+    assert p.step(rows, False).loss == pytest.approx(y.square().mean().item(), rel=1e-9)
+    assert torch.allclose(parameters(p)["w"], 1 - y.square() / y.numel(), atol=1e-9)
+
+
 INITS = {
     "(glorot-uniform 300 200)": (2 / 500) ** 0.5, "(glorot-normal 300 200 :gain 2)": 2 * (2 / 500) ** 0.5,
     "(he-uniform 300)": (2 / 300) ** 0.5, "(he-normal 300)": (2 / 300) ** 0.5, "(lecun-normal 300)": (1 / 300) ** 0.5,

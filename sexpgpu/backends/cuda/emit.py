@@ -236,7 +236,10 @@ class Emitter:
             axes = tuple(a or b for a, b in zip(axes, self.axes[mask], strict=True))  # type: ignore[assignment]
         pointer = self.parameter("read", node)
         mask = self.mask(self.spread(place), extra)
-        text = f"tl.load({pointer} + ({self.expression(place)})" + (f", mask={mask}, other=0)" if mask else ")")
+        at = self.expression(place)
+        if axes != self.spread(place):  # a pointer is as wide as its mask
+            at += f" + tl.zeros(({self.blocks.rows if axes[0] else 1}, {self.blocks.columns if axes[1] else 1}), tl.int32)"
+        text = f"tl.load({pointer} + ({at})" + (f", mask={mask}, other=0)" if mask else ")")
         if node.type.dtype in _LOADS:
             text = f"{_LOADS[node.type.dtype]}({text})"
         return self.put(text, axes, key)

@@ -60,9 +60,17 @@ package goes missing when it was removed afterwards, or when another Python than
         """A command needs a package that an installation of SexpGPU alone does not bring. `sexpgpu plot` draws with
 matplotlib: `pip install 'sexpgpu[plot]'`.""",
     ),
+    "E-ENV-015": Entry(
+        "torchrun and our variables",
+        """torchrun starts a process a rank and says by its variables who takes part. SEXPGPU_NODES, SEXPGPU_NODE_RANK and
+SEXPGPU_RENDEZVOUS say the same, so that one of the two has to go; and torchrun's own variables must fit together.""",
+    ),
 }
 
 EXAMPLES: dict[str, tuple[str, str]] = {
+    "E-ENV-002": ("SEXPGPU_MEMORY=12 sexpgpu run digits.lisp", "sexpgpu run digits.lisp"),
+    "E-ENV-014": ("pip install sexpgpu\nsexpgpu plot run.jsonl", "pip install 'sexpgpu[plot]'\nsexpgpu plot run.jsonl"),
+    "E-ENV-015": ("SEXPGPU_NODES=2 torchrun --nnodes 2 … sexpgpu run a.lisp", "torchrun --nnodes 2 … sexpgpu run a.lisp"),
     "E-ENV-001": ("sexpgpu run digits.lisp --steps 1e3", "sexpgpu run digits.lisp --steps 1000"),
     "E-ENV-003": ("sexpgpu run digits.lisp --resume latest", "sexpgpu run digits.lisp --resume latest --checkpoint-dir runs/digits"),
     "E-ENV-005": ("--metrics json:m.jsonl", "--metrics jsonl:m.jsonl"),

@@ -329,4 +329,34 @@ Right:
     sexpgpu metrics push m.jsonl, again when the service is back
 """,
     ),
+    "E-NET-030": Entry(
+        "nodes did not meet",
+        """\
+The machines of one run meet at SEXPGPU_RENDEZVOUS, an address of node 0, and not all of them came within the time limit; or node 0
+could not listen there.
+
+Why: Five minutes are waited, `--deadline rendezvous=30m` makes it longer. Nothing was computed yet.
+
+Wrong:
+    SEXPGPU_RENDEZVOUS=10.0.0.2:29500        (on node 0, whose address is 10.0.0.1)
+
+Right:
+    SEXPGPU_RENDEZVOUS=10.0.0.1:29500        (on every node)
+""",
+    ),
+    "E-NET-031": Entry(
+        "nodes differ",
+        """\
+The ranks of a run would not train the same: a file, the graph, a knob, a version, the data or the number of devices is another on one
+of the nodes. The message names the node and what differs.
+
+Why: Training would go on without an error and give numbers that nobody can make again.
+
+Wrong:
+    sexpgpu run a.lisp --set lr=0.1        (on node 0; without --set on node 1)
+
+Right:
+    sexpgpu run a.lisp --set lr=0.1        (on both)
+""",
+    ),
 }

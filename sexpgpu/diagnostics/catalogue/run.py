@@ -261,7 +261,7 @@ Right:
     (defun energy-forces (positions offsets species senders receivers graph graph-mask) …)
 """,
     ),
-    "E-RUN-060": Entry(
+    "E-RUN-080": Entry(
         "a command of the prompt that cannot be",
         """\
 At the prompt of `sexpgpu repl`, an input that begins with a comma is a command; `,help` lists them with what they take.
@@ -276,7 +276,7 @@ Right:
     ,run 10
 """,
     ),
-    "E-RUN-061": Entry(
+    "E-RUN-081": Entry(
         "a tensor without a value",
         """\
 At the prompt a tensor is computed at once, so each leaf of its graph needs a value.
@@ -288,6 +288,21 @@ Wrong:
 
 Right:
     (array 0.5)
+""",
+    ),
+    "E-RUN-082": Entry(
+        "nothing there to explain",
+        """\
+`sexpgpu explain FILE --why PATH` takes the path of a parameter or state of the run, or the end of one that no other has;
+`sexpgpu explain FILE:LINE` takes a line that the file has.
+
+Why: `sexpgpu explain FILE` lists the paths. A number in a path counts calls, and a call that is alone has none.
+
+Wrong:
+    sexpgpu explain examples/digits.lisp --why perceptron/hidden
+
+Right:
+    sexpgpu explain examples/digits.lisp --why perceptron/in/weight
 """,
     ),
     "E-RUN-040": Entry(
@@ -302,6 +317,92 @@ Wrong:
 
 Right:
     sexpgpu autopsy runs/digits-20260101-120000-abcd-not-finite-step-17
+""",
+    ),
+    "E-RUN-060": Entry(
+        "a rank ended",
+        """\
+A run has one process a device, its ranks, and one of them ended before the run did; the others were ended too.
+
+Why: The others would wait for it for ever. SIGKILL is also what the system sends when memory runs out.
+
+Wrong:
+    two ranks on a machine that has memory for one
+
+Right:
+    a smaller :batch, or :shard optimizer in the run; then go on with --resume latest
+""",
+    ),
+    "E-RUN-061": Entry(
+        "a rank is silent",
+        """\
+Every rank says once a second that it is there, whatever it does. Nothing was heard from one of them for too long, so the run was ended.
+
+Why: A paused process, a machine that hangs or a link that is down looks the same to the others: they wait. `--deadline silent=1m`
+makes it longer than 15 s.
+
+Wrong:
+    kill -STOP of one rank
+
+Right:
+    sexpgpu run a.lisp --resume latest --checkpoint-dir runs/a        (when the machine is back)
+""",
+    ),
+    "E-RUN-062": Entry(
+        "a rank makes the others wait",
+        """\
+A rank is there, but did nothing new in its phase while others waited for it, for longer than that phase allows.
+
+Why: A disk or a server that does not answer looks like this. The message has the rank's stack: where it waits.
+
+Wrong:
+    data on a network drive that hangs
+
+Right:
+    --deadline running=10m        (if it is only slow)
+""",
+    ),
+    "E-RUN-063": Entry(
+        "ranks lost each other",
+        """\
+The ranks' processes live, but what they compute together does not get through.
+
+Why: The links between the ranks are others than that to node 0: ranks speak at ports that the system chooses.
+
+Wrong:
+    a firewall between the machines that lets SEXPGPU_RENDEZVOUS through and no other port
+
+Right:
+    a private network on which the machines of the run reach each other at every port
+""",
+    ),
+    "E-RUN-064": Entry(
+        "deadline not understood",
+        """\
+`--deadline` takes a phase and a length of time.
+
+Why: The phases are rendezvous, silent, starting, compiling, running, evaluating, saving and autopsy.
+
+Wrong:
+    --deadline 5m
+
+Right:
+    --deadline running=5m
+""",
+    ),
+    "W-RUN-002": Entry(
+        "samples taken together",
+        """\
+Something in the model takes the samples of a batch together, such as batch norm, and the batch is cut into micro-batches, of ranks or of
+`:accumulate`. It sees each of them alone.
+
+Why: Losses and metrics are of the whole batch however it is cut; what such a layer computes is not.
+
+Wrong:
+    comparing a run on 1 device with one on 8, to the last digit, with batch norm in the model
+
+Right:
+    layer norm or group norm, which take each sample alone; or one number of ranks times :accumulate for all runs that are compared
 """,
     ),
 }

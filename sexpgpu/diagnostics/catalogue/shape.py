@@ -167,5 +167,14 @@ EXAMPLES: dict[str, tuple[str, str]] = {
     "E-SHAPE-025": ("(max-pool image :window 0)", "(max-pool image :window 2)"),
     "E-SHAPE-026": ('(attend image image image (param "mask" [5 5] :init zeros))', '(attend image image image (param "mask" [8 8] :init zeros))'),
     "E-SHAPE-030": ("(cartesian-expand x :l-max 2)", "(cartesian-expand (slice x :axis 1 :start 0 :stop 3) :l-max 2)"),
+    "E-SHAPE-031": ('(tensor-product x x (param "w" [2] :init zeros) :paths [[0 0 0] [1 1 1]])',
+                    '(tensor-product x x (param "w" [2] :init zeros) :paths [[0 0 0] [1 0 1]])'),
+    "E-SHAPE-032": ('(tensor-product x (* 2 x) (param "w" [3] :init zeros) :symmetric true)',
+                    '(tensor-product x x (param "w" [3] :init zeros) :symmetric true)'),
+    "E-SHAPE-033": ('(tensor-product (reshape image [8 4 48]) (reshape image [8 16 12]) (param "w" [48] :init zeros) :l-max 0)',
+                    '(tensor-product (reshape image [8 4 48]) x (param "w" [96] :init zeros) :l-max 0)'),
+    "E-SHAPE-034": ('(tensor-product x x (param "w" [3] :init zeros))', '(tensor-product x x (param "w" [4] :init zeros))'),
+    "E-SHAPE-035": ('(tensor-product x (slice x :axis 0 :start 0 :stop 4) (param "w" [4] :init zeros))',
+                    '(tensor-product x x (param "w" [4] :init zeros))'),
 }
 CODES |= {code: Entry(CODES[code].title, page(CODES[code].page, *EXAMPLES[code])) for code in EXAMPLES}

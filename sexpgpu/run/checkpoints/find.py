@@ -119,8 +119,9 @@ def at_path(path: str | Path, read: bool = True) -> Found:
         manifest = read_manifest(place)
         files = read_files(place, manifest) if read else {}
     except Torn as torn:
+        location = place.url.rstrip("/").rpartition("/")[0]
         fail("E-CKPT-002", f"the checkpoint {place.url} is not whole: {torn}",
-             help="--resume latest takes the newest whole one of a location")
+             help=f"the newest whole one of its location: --resume latest --checkpoint-dir {location}")
     except StorageError as error:
         if place.scheme != "file":
             raise

@@ -17,7 +17,7 @@ FORMAT = 1
 NAME = "manifest.json"
 MAX_BYTES = 64 << 20
 _FILE = re.compile(r"[A-Za-z0-9._-]+", re.ASCII)
-OPTIONAL = {"parent", "steps", "best", "owed", "accepted"}
+OPTIONAL = {"parent", "steps", "best", "owed", "accepted", "shard"}
 _SHA = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 
@@ -50,6 +50,7 @@ class Manifest:
     steps: int | None = field(default=None)
     best: Mapping[str, Any] | None = None  # eval, metric, largest, step, value (`:keep-best`)
     owed: list[str] = field(default_factory=list)  # evaluations of this step that a signal cut off
+    shard: str = ""  # what was divided over ranks; the files are the same
     accepted: list[int] = field(default_factory=list)  # steps of this run after which `--accept` changed its trajectory
 
     def to_json(self) -> str:
@@ -113,6 +114,8 @@ def _manifest(raw: Any) -> Manifest:
         raise Torn(f"{NAME}: step or threads out of range")
     if raw["health"] not in ("healthy", "suspect") or not raw["files"]:
         raise Torn(f"{NAME}: health or files are not as they should be")
+    if not isinstance(raw.get("shard", ""), str):
+        raise Torn(f"{NAME}: `shard` is not of its type")
     _check_best(raw.get("best"))
     _check_list(raw, "owed", str)
     _check_list(raw, "accepted", int)

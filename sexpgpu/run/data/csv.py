@@ -17,7 +17,7 @@ from typing import NoReturn
 
 import numpy as np
 
-from sexpgpu.diagnostics import fail, suggestion
+from sexpgpu.diagnostics import fail, nearest
 from sexpgpu.experiment.model import DataSource, Field
 from sexpgpu.run.data.cache import Say, silent
 from sexpgpu.run.data.convert import NUMPY as DTYPES
@@ -106,7 +106,10 @@ def _columns_of(table: _Table, field: Field) -> list[int]:
         if name not in place:
             fail("E-DATA-002", f"{table.source.location} has no column `{name}`"
                  + (f", which field `{field.name}` of shape [{field.shape[0]}] takes" if field.shape else ""),
-                 field.span or table.source.span, help=suggestion(name, table.header, "columns"))
+                 field.span or table.source.span,
+                 notes=[f"a field of shape [{field.shape[0]}] takes the columns {names[0]} … {names[-1]}"] if field.shape else [],
+                 help=(*(f"the file has `{close}`: is that the column?" for close in nearest(name, set(table.header) - set(names))),
+                       f"columns of the file: {', '.join(table.header[:12])}{', …' if len(table.header) > 12 else ''}"))
     return [place[name] for name in names]
 
 

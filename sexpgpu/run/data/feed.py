@@ -167,7 +167,7 @@ def train_feed(dataset: Any, data: Batches, seed: int, rank: int = 0, ranks: int
     """The batches of a run; made ahead, on a thread, where they come from mapped files that memory may not hold."""
     feed: Feed
     if isinstance(dataset, Structures):
-        parts = replace(data, parts=data.parts // ranks) if data.capacities else data  # a rank packs its own micro-batches
+        parts = replace(data, parts=max(1, data.parts // ranks))  # a rank packs its own micro-batches
         return TrainFeed(packed(dataset, parts), data.batch, seed, data.shuffle, rank, ranks)
     if isinstance(dataset, Dataset | Stream):
         feed = TrainFeed(samples(dataset, data), data.batch, seed, data.shuffle, rank, ranks)

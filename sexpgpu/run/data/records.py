@@ -86,6 +86,8 @@ def parse_lines(data: bytes, fields: tuple[Field, ...], start: Start) -> Parsed 
         return _lines_one_by_one(data, fields, start)
     if not records:
         return None
+    if not _a_record_a_line(data, len(records)):
+        return _lines_one_by_one(data, fields, start)
     found = _quick(records, fields, lambda row: _at_line(start, row, _line_starts(data)[row]))
     if found is None:
         return _lines_one_by_one(data, fields, start)
@@ -119,6 +121,18 @@ def _check_text(data: bytes, start: Start) -> None:
         begin = data.rfind(b"\n", 0, error.start) + 1
         raise Wrong("E-DATA-008", f"{_at_line(start, max(row, 0), (line, begin))}: byte 0x{data[error.start]:02x} is not UTF-8",
                     ("save the file as UTF-8",)) from None
+
+
+def _a_record_a_line(data: bytes, count: int) -> bool:
+    """Whether `count` records, which msgspec takes whatever divides them, stand each on one line of its own.
+
+    No record goes on with `{` after a `}`, so each `}`, newline, `{` lies between two records.
+    """
+    lines = data.count(b"\n") + (not data.endswith(b"\n"))
+    if lines == count and data.count(b"}\n{") == count - 1:
+        return True
+    texts = [text for line in data.split(b"\n") if (text := line.strip())]
+    return len(texts) == count and all(text.startswith(b"{") and text.endswith(b"}") for text in texts)
 
 
 def _line_starts(data: bytes) -> list[tuple[int, int]]:

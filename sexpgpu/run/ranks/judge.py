@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sexpgpu.diagnostics import SexpError, problem
+from sexpgpu.diagnostics import SexpError, fail, problem, suggestion
+from sexpgpu.run.signals import parse_duration
 from sexpgpu.run.status import spoken
 
 #: seconds. `rendezvous`: until every node is there; `silent`: without a heartbeat; the others: in this phase without a
@@ -20,7 +21,21 @@ DEADLINES: Mapping[str, float] = {
     "rendezvous": 300.0, "silent": 15.0, "starting": 3600.0, "compiling": 3600.0, "running": 25.0, "evaluating": 600.0, "saving": 900.0,
     "autopsy": 900.0,
 }
+
+def deadlines(given: Sequence[str] = ()) -> dict[str, float]:
+    """DEADLINES with those of `--deadline PHASE=TIME`; E-RUN-064 for what is none."""
+    limits = dict(DEADLINES)
+    for text in given:
+        name, mark, value = text.partition("=")
+        if not mark or name.strip() not in limits:
+            fail("E-RUN-064", f"--deadline takes PHASE=TIME, here `{text}`", help=(*suggestion(name.strip(), limits, "phases"), "--deadline running=5m"))
+        limits[name.strip()] = parse_duration(value)
+    return limits
+
+
 BREAKS = 3.0  # seconds beyond `silent` that a broken connection waits for its cause to show
+COMMON = 3.0  # seconds in which rank 0 may find the same mistake in the file, and say it itself
+STOPPED = (130, 143)  # exit codes
 STRAGGLES = 1.25  # times the median step
 SIGNALS = {6: "SIGABRT", 7: "SIGBUS", 9: "SIGKILL", 11: "SIGSEGV"}
 
@@ -46,6 +61,7 @@ class Rank:
     broken: str = ""
     failed: Mapping[str, Any] | None = None
     code: int | None = None
+    ended: float = 0.0
 
     @property
     def name(self) -> str:
@@ -127,8 +143,8 @@ class Judge:
     def failed(self, number: int, facts: Mapping[str, Any]) -> None:
         self.ranks[number].failed = facts
 
-    def exited(self, number: int, code: int) -> None:
-        self.ranks[number].code = code
+    def exited(self, number: int, code: int, now: float) -> None:
+        self.ranks[number].code, self.ranks[number].ended = code, now
 
     def meet(self, number: int, name: str, facts: Mapping[str, Any], now: float) -> dict[str, Any] | Verdict | None:
         """One rank came to a meeting. When all did: what rank 0 lets them know, or a verdict where their facts differ."""
@@ -154,6 +170,13 @@ class Judge:
 
     def finished(self) -> bool:
         return all(rank.code is not None for rank in self.ranks)
+
+    def stopped(self, now: float) -> int | None:
+        """The exit code of a run that signals ended at once; rank 0's, if it is there soon."""
+        codes = [(r.rank, r.ended, r.code) for r in self.ranks if r.code in STOPPED]
+        if codes and (codes[0][0] == 0 or now - min(at for _, at, _ in codes) > COMMON):
+            return codes[0][2]
+        return None
 
     def left_over(self) -> list[int]:
         """Ranks that wait for a rank 0 which has ended well."""
@@ -186,14 +209,14 @@ class Judge:
 
     def _ended(self, now: float) -> Verdict | None:
         for rank in self.ranks:
-            if rank.code in (None, 0, 4):
+            if rank.code in (None, 0, 4, *STOPPED):
+                continue
+            if rank.rank and self.ranks[0].code is None and rank.failed and rank.failed["exit_code"] == 2 and now - rank.ended < COMMON:
                 continue
             code: int = rank.code  # type: ignore[assignment]
             if rank.failed is not None:
                 f = rank.failed
                 return Verdict(f["code"], f"{rank.name}: {f['message']}", self._notes(rank), tuple(f["help"]), int(f["exit_code"]), rank.rank, True)
-            if code in (130, 143):
-                return Verdict("E-RUN-060", f"{rank.name} was stopped by a second signal", self._notes(rank), exit_code=code, rank=rank.rank)
             how = f"was ended by {SIGNALS.get(-code, f'signal {-code}')}" if code < 0 else f"ended with exit code {code}"
             mend = ("SIGKILL is also how the system ends a process when memory runs out: `dmesg` says so",) if code == -9 else ()
             return Verdict("E-RUN-060", f"{rank.name} {how} while {_doing(rank)}", self._notes(rank), mend, 70 if code == 70 else 3, rank.rank)

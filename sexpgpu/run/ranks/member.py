@@ -124,6 +124,8 @@ class Member:
     def lost(self, why: str) -> NoReturn:
         """A collective broke: the cause is elsewhere, and the supervisors will find it. This process waits for its end."""
         with contextlib.suppress(Closed):
+            self._waiting = True
+            self._send({"beat": self._facts()})
             self._send({"lost": why.splitlines()[0][:300] if why else "the connection broke"})
         time.sleep(2 * ORPHANED)
         os._exit(3)
@@ -136,10 +138,12 @@ class Member:
 
     def _listen(self, beat: float) -> None:
         heard = due = time.monotonic()
+        told = ""
         try:
             while not self._ended.is_set():
                 now = time.monotonic()
-                if now >= due:
+                if now >= due or self._phase != told:
+                    told = self._phase
                     self._send({"beat": self._facts()})
                     due = now + beat
                 if now - heard > ORPHANED:
@@ -164,6 +168,8 @@ class Member:
         elif "ranks" in message:
             self.on_table(message["ranks"])
         elif "end" in message:
+            with contextlib.suppress(Closed):
+                self._send({"beat": self._facts()})  # where it was
             try:
                 self.on_end(message["end"])
             finally:

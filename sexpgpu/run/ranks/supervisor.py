@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,6 +32,7 @@ PING = 1.0
 GRACE = 4.0  # seconds that a rank has to tell status and metrics of the end
 LEFT_OVER = 15.0  # seconds that ranks may take after rank 0 has ended well
 MAX_TEXT = 1 << 20  # of a rank's unfinished line
+HELD = 200  # of its last lines
 
 
 @dataclass
@@ -41,6 +43,7 @@ class Child:
     process: subprocess.Popen
     wire: Wire | None
     text: bytes = b""
+    lines: deque[str] = field(default_factory=lambda: deque(maxlen=HELD))
     code: int | None = None
 
 
@@ -251,6 +254,8 @@ class _Supervisor:
             return
         if judge.finished():
             self.finish = judge.ranks[0].code
+        elif (stopped := judge.stopped(now)) is not None:
+            self.finish = stopped
         elif judge.left_over():
             self.ended_well = self.ended_well or now
             if now - self.ended_well > LEFT_OVER or all(judge.ranks[r].collective.startswith("meeting") for r in judge.left_over()):
@@ -324,7 +329,7 @@ class _Supervisor:
                 if not first <= rank < first + self.layout.here:
                     raise Closed("it speaks for ranks that are not its own")
                 if "exited" in message:
-                    self.judge.exited(rank, int(message["exited"][1]))
+                    self.judge.exited(rank, int(message["exited"][1]), time.monotonic())
                 else:
                     self._said(post, rank, message["message"])
         except (KeyError, TypeError, ValueError, AttributeError):
@@ -347,7 +352,7 @@ class _Supervisor:
                 self.verdict = Verdict("E-RUN-061", f"the supervisor of node 0 at {self.where} is gone: {error}")
 
     def _from_stderr(self, child: Child) -> None:
-        """A rank's lines, with its number before them; a line of JSON as it is."""
+        """A rank's lines are held: they are shown if it is the one that fails, for the others say what rank 0 says too."""
         assert child.process.stderr is not None
         try:
             block = os.read(child.process.stderr.fileno(), 1 << 16)
@@ -361,8 +366,7 @@ class _Supervisor:
         if len(child.text) > MAX_TEXT:
             lines, child.text = [*lines, child.text], b""
         for line in lines:
-            text = line.decode("utf-8", "backslashreplace")
-            self.say(text if text.startswith("{") else f"[rank {child.rank}] {text}")
+            child.lines.append(line.decode("utf-8", "backslashreplace"))
 
     def _reap(self) -> None:
         """Exit codes; a process's last words are read first."""
@@ -374,7 +378,7 @@ class _Supervisor:
             child.code = child.process.returncode
             _kill_group(child.process.pid)  # what it started and left
             if self.judge is not None:
-                self.judge.exited(child.rank, child.code)
+                self.judge.exited(child.rank, child.code, time.monotonic())
             self._to_hub({"exited": [child.rank, child.code]})
 
     def _pass_signals(self) -> None:
@@ -413,7 +417,7 @@ class _Supervisor:
         deadline = time.monotonic() + GRACE
         while time.monotonic() < deadline and any(c.process.poll() is None for c in self.children):
             for key, _ in self.selector.select(TICK):
-                if key.data is not None and key.fileobj in [c.process.stderr for c in self.children]:
+                if key.fileobj in [thing for c in self.children for thing in (c.process.stderr, c.wire)]:
                     key.data()
             for child in self.children:  # a paused process does not hear it
                 if child.process.poll() is None and _paused(child.process.pid):
@@ -425,6 +429,10 @@ class _Supervisor:
             failed = {"code": verdict.code, "message": verdict.message, "place": None, "rank": verdict.rank, "notes": list(verdict.notes)}
             close_status(self.job.status, "failed", failed, [row | {"stack": stacks.get(row["rank"], [])} for row in table])
         here = verdict.rank is not None and any(c.rank == verdict.rank for c in self.children)
+        for child in self.children:
+            if child.rank == verdict.rank:
+                for line in child.lines:
+                    self.say(line if line.startswith("{") else f"[rank {child.rank}] {line}")
         if verdict.told and here:  # its rank has said it
             self.say(f"the run ends: {verdict.message.partition(':')[0]} failed")
             return verdict.exit_code

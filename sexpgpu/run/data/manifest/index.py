@@ -19,7 +19,7 @@ from uuid import uuid4
 
 import numpy as np
 
-from sexpgpu.diagnostics import fail, printable
+from sexpgpu.diagnostics import SexpError, fail, printable
 from sexpgpu.experiment.model import DataSource
 from sexpgpu.run.data.block import Block, facts, open_block
 from sexpgpu.run.data.cache import Cache, Say, key_of, open_cache, silent, size
@@ -87,16 +87,21 @@ class Index:
         """Packed bytes that are still to be read."""
         return sum(shard.size for shard in list(self._left.values()))
 
+    def check(self) -> None:
+        """Raises what reading met, whoever it was for."""
+        if self._error is not None:
+            raise self._error
+
     def wait(self, shards: Sequence[Shard]) -> None:
         """Until those are ready. Raises what reading met; Halted when the run is to end."""
         for shard in shards:
             with self._change:
-                while shard.uri not in self.blocks or self._error is not None:
-                    if self._error is not None:
-                        raise self._error
+                self.check()
+                while shard.uri not in self.blocks:
                     if self._closed or self.stopping() is not None:
                         raise Halted
                     self._change.wait(0.2)
+                    self.check()
 
     def block(self, shard: Shard) -> Block:
         """Its records, mapped."""
@@ -266,16 +271,21 @@ class Index:
         with self._change:
             self.blocks[shard.uri] = block
             self._left.pop(shard.uri, None)
-            bounds = list(self._bounds)
+            try:
+                self._check_bounds(facts(block) or {} if self._bounds else {})
+            except SexpError:
+                del self.blocks[shard.uri]  # nobody takes it before the error is known
+                raise
             self._change.notify_all()
-        known = facts(block) or {}
-        for bound in bounds:
-            low, high = (known.get(side, {}).get(bound.field) for side in ("low", "high"))
-            if low is not None and high is not None and (low < bound.low or high > bound.high):
-                check_bound(self, bound)
         for _, missing in list(self._untold.values()):
             missing.discard(shard.uri)
         self._tell_cuts()
+
+    def _check_bounds(self, known: dict[str, Any]) -> None:
+        for bound in self._bounds:
+            low, high = (known.get(side, {}).get(bound.field) for side in ("low", "high"))
+            if low is not None and high is not None and (low < bound.low or high > bound.high):
+                check_bound(self, bound)
 
     def _tell_cuts(self) -> None:
         """What `:pad` did, once for a set of shards, when the last of them is ready."""

@@ -27,6 +27,7 @@ from sexpgpu.run.data.place import Place, place
 from sexpgpu.run.data.records import Wrong
 from sexpgpu.run.data.workers import STALL
 
+LARGEST = 1e300  # of a number of metadata that a program can take
 OPEN = 1024  # blocks mapped at a time
 
 
@@ -48,7 +49,8 @@ def load(where: Place, source: DataSource) -> Manifest:
     try:
         found = where.stat()
         if found is None:
-            fail("E-DATA-001", f"data `{source.name}`: {where.text}: there is no such file", span)
+            fail("E-DATA-001", f"data `{source.name}`: {where.text}: there is no such file", span,
+                 help="`sexpgpu data build` writes a data-manifest-v1.json; give its path or its folder")
         if found.size > LIMIT:
             fail("E-DATA-020", f"{where.text} has {size(found.size)}: that is no manifest", span)
         data = b"".join(where.chunks())
@@ -73,6 +75,7 @@ class Manifested:
     stopping: Callable[[], int | None] = lambda: None
 
     def __post_init__(self) -> None:
+        self.statistics: dict[str, Any] = {"splits": {name: part.records for name, part in self.manifest.splits.items()}}
         self.index = Index(self.source, self.manifest, self.where, self.say, self.workers, self.stall, self.stopping)
 
     @property
@@ -84,10 +87,15 @@ class Manifested:
         """Records of all splits."""
         return sum(part.records for part in self.manifest.splits.values())
 
-    @property
-    def statistics(self) -> dict[str, Any]:
-        """What a checkpoint's manifest says beside the digest."""
-        return {"splits": {name: part.records for name, part in self.manifest.splits.items()}}
+    def numbers(self, data: Batches) -> dict[str, float]:
+        """`records`, and of each stage `easy/records` and the numbers of its metadata, `easy/weight`."""
+        split = self._split(data)
+        found: dict[str, float] = {"records": float(split.records)}
+        for name, stage in split.stages.items():
+            found |= {f"{name}/{key}": float(value) for key, value in stage.metadata.items()
+                      if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST}
+            found[f"{name}/records"] = float(stage.records)
+        return found
 
     # -- which records
 
@@ -162,6 +170,7 @@ class Picked:
 
     def take(self, index: np.ndarray) -> dict[str, np.ndarray]:
         """{field: values of these records}, new arrays."""
+        self.data.index.check()
         index = np.asarray(index, np.int64)
         which = np.searchsorted(self._ends, index, side="right")
         order = np.argsort(which, kind="stable")

@@ -13,6 +13,7 @@ from sexpgpu.run.data.records import Wrong
 
 FORMATS = ("jsonl.gz", "parquet", "msgpack.zstf")
 LIMIT = 1 << 30  # bytes of a manifest
+NO_MANIFEST = "a manifest is the data-manifest-v1.json that `sexpgpu data build` writes"
 
 
 @dataclass(frozen=True)
@@ -55,13 +56,13 @@ def parse(data: bytes, name: str) -> Manifest:
     try:
         found = json.loads(data.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_constant)
     except UnicodeDecodeError as error:
-        raise Wrong("E-DATA-020", f"the manifest {name} is not UTF-8 (byte {error.start})") from None
+        raise Wrong("E-DATA-020", f"the manifest {name} is not UTF-8 (byte {error.start})", (NO_MANIFEST,)) from None
     except json.JSONDecodeError as error:
-        raise Wrong("E-DATA-020", f"the manifest {name} is not JSON: line {error.lineno}, column {error.colno}: {error.msg}") from None
+        raise Wrong("E-DATA-020", f"the manifest {name} is not JSON: line {error.lineno}, column {error.colno}: {error.msg}", (NO_MANIFEST,)) from None
     except _Twice as error:
         raise Wrong("E-DATA-021", f"the manifest {name} has the key `{error}` twice in one object") from None
     except (ValueError, RecursionError):
-        raise Wrong("E-DATA-020", f"the manifest {name} is not JSON that can be read (a number or depth beyond all use)") from None
+        raise Wrong("E-DATA-020", f"the manifest {name} is not JSON that can be read (a number or depth beyond all use)", (NO_MANIFEST,)) from None
     return _Reader(name).manifest(found, hashlib.sha256(data).hexdigest())
 
 

@@ -1,0 +1,73 @@
+"""Sources of kernels on disk: FLASHCART_CACHE_DIR/product_<key>.py, whose first line is the digest of the rest.
+
+The key is over the generator's own files and all that decides a kernel, so another version writes another file. A file whose digest
+does not fit, cut short or edited, is written anew. Files appear whole (written aside, then renamed), so processes may share a folder.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+
+from sexpgpu.diagnostics import Diagnostic, note_warning
+
+MARK = "# sexpgpu "
+
+
+@cache
+def generation() -> str:
+    """The digest of what writes sources."""
+    from sexpgpu.backends.cuda.cartesian import product, source
+    from sexpgpu.ops.cartesian import algebra
+
+    digest = sha256()
+    for module in (source, product, algebra):
+        digest.update(Path(str(module.__file__)).read_bytes())
+    return digest.hexdigest()
+
+
+class Cache:
+    """A folder of sources. `say` gets a warning, once, where the folder cannot be written."""
+
+    def __init__(self, folder: Path, say: Callable[[Diagnostic], None]):
+        self.folder, self.say, self.usable = folder, say, True
+
+    def source(self, what: str, make: Callable[[], str]) -> str:
+        """The source of `what`, a text that decides it; from the folder if it is there and whole."""
+        path = self.folder / f"product_{sha256((generation() + what).encode()).hexdigest()[:24]}.py"
+        found = self._read(path)
+        if found is None:
+            found = make()
+            self.write(path, f"{MARK}{sha256(found.encode()).hexdigest()}\n{found}")
+        return found
+
+    @staticmethod
+    def _read(path: Path) -> str | None:
+        try:
+            first, _, rest = path.read_text().partition("\n")
+        except (OSError, UnicodeDecodeError):
+            return None
+        return rest if first == MARK + sha256(rest.encode()).hexdigest() else None
+
+    def write(self, path: Path, text: str) -> None:
+        """The file, whole or not at all."""
+        if not self.usable:
+            return
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            handle, aside = tempfile.mkstemp(dir=self.folder, prefix=path.name, suffix=".new")
+            try:
+                with os.fdopen(handle, "w") as stream:
+                    stream.write(text)
+                os.replace(aside, path)
+            except BaseException:
+                Path(aside).unlink(missing_ok=True)
+                raise
+        except OSError as error:
+            self.usable = False
+            self.say(note_warning("E-ENV-015", f"the cache of kernels, {self.folder}, cannot be written: {error.strerror or error}",
+                                  help="export FLASHCART_CACHE_DIR=<a folder of yours>; the run goes on without it"))

@@ -1,0 +1,206 @@
+"""Products run on a device: indices sorted once a step, launches by plan, parts of sums added in a fixed order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+import torch
+
+from sexpgpu.backends.cuda import modules
+from sexpgpu.backends.cuda.cartesian.cache import Cache
+from sexpgpu.backends.cuda.cartesian.config import Config, config
+from sexpgpu.backends.cuda.cartesian.plan import Launch, plan
+from sexpgpu.backends.cuda.cartesian.product import Product
+from sexpgpu.backends.cuda.cartesian.source import NAME, generate
+from sexpgpu.backends.cuda.cartesian.tune import Kept, Tile, default
+from sexpgpu.diagnostics import Diagnostic
+
+TORCH = {"f32": torch.float32, "f64": torch.float64, "bf16": torch.bfloat16}
+WIDE = 128
+
+
+class Edges:
+    """Senders and receivers [edges] of a graph of `count` nodes, in order of each: starts, places of edges, and the other end.
+
+    Equal receivers keep the order of the edges. Indices out of range are clamped at the far end and skipped at the near one: the
+    step that has them is refused anyway.
+    """
+
+    def __init__(self, senders: torch.Tensor, receivers: torch.Tensor, count: int):
+        self.ends = {"sender": senders.to(torch.int32).contiguous(), "receiver": receivers.to(torch.int32).contiguous()}
+        self.count, self.size = count, senders.shape[0]
+        self._sorted: dict[str, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
+
+    def by(self, end: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """starts [count + 1], order [edges], other ends [edges] of the edges by sender or receiver; i32."""
+        if end not in self._sorted:
+            own, other = self.ends[end], self.ends["sender" if end == "receiver" else "receiver"]
+            values, order = torch.sort(own, stable=True)
+            bounds = torch.arange(self.count + 1, dtype=torch.int32, device=own.device)
+            starts = torch.searchsorted(values, bounds, out_int32=True)
+            others = other.index_select(0, order).clamp(0, max(0, self.count - 1))
+            self._sorted[end] = starts, order.to(torch.int32), others
+        return self._sorted[end]
+
+
+class Runner:
+    """Runs products with one process's settings. `say` gets warnings; `interpreted`: kernels run on the CPU."""
+
+    def __init__(self, settings: Config, say: Callable[[Diagnostic], None], interpreted: bool, device: str):
+        self.config, self.interpreted = settings, interpreted
+        self.cache = Cache(settings.folder, say)
+        self.kept = Kept(self.cache, device)
+        self._functions: dict[Any, Any] = {}
+        self.tiles: dict[tuple[Product, Launch], Tile] = {}
+        self.walks: dict[Product, str] = {}
+
+    def takes(self, product: Product) -> bool:
+        """Whether there are kernels for it."""
+        f = product.form
+        return product.dtype in TORCH and max(f.first, f.second, f.top) <= self.config.l_max
+
+    def function(self, product: Product, launch: Launch) -> tuple[Any, Any]:
+        """The compiled function of a launch, and how it takes its arguments."""
+        part = product.only([product.outputs[n] for n in launch.outputs])
+        key = part, launch.mode, launch.ranks
+        if key not in self._functions:
+            kernel = generate(*key)
+            text = self.cache.source(repr(key), lambda: kernel.source)
+            self._functions[key] = modules.load(text, NAME), kernel
+        return self._functions[key]
+
+    def tile(self, product: Product, launch: Launch) -> Tile:
+        found = self.tiles.get((product, launch))
+        if found is None:
+            found = None if self.interpreted else self.kept.tile(product, launch)
+            found = found or default(product, launch, self.interpreted)
+            self.tiles[product, launch] = found
+        return found
+
+    def plan(self, product: Product) -> list[Launch]:
+        return plan(product, self.config, self.walks.get(product) or self.kept.walk(product))
+
+    def run(self, product: Product, operands: Sequence[torch.Tensor], edges: Edges | None, rows: int, launches: Sequence[Launch] | None = None) -> list[torch.Tensor]:
+        """Each output [rows components·channels], in the storage dtype. rows: of a product by rows, or nodes of a graph."""
+        done = _Outputs(self, product, operands, edges, rows)
+        for launch in self.plan(product) if launches is None else launches:
+            done.launch(launch)
+        return [done.finish(n) for n in range(len(product.outputs))]
+
+
+class _Outputs:
+    """The outputs of one product while its launches run."""
+
+    def __init__(self, runner: Runner, product: Product, operands: Sequence[torch.Tensor], edges: Edges | None, rows: int):
+        self.runner, self.product, self.rows = runner, product, rows
+        self.operands = [x.contiguous() for x in operands]
+        self.edges = edges
+        self.device = self.operands[0].device
+        self.wide = torch.float64 if product.dtype == "f64" else torch.float32
+        self.raw: dict[int, list[torch.Tensor]] = {}  # output -> [parts rows width], to be added over lists and parts
+        self.scratch: set[int] = set()  # gradients by node features that stand by edge
+
+    def _width(self, number: int) -> int:
+        slot = self.product.outputs[number].target
+        return self.product.components(slot) * self.product.channels(slot)
+
+    def _new(self, number: int, parts: int, rows: int, zero: bool, low: bool) -> torch.Tensor:
+        dtype = torch.bfloat16 if low and self.product.dtype == "bf16" else self.wide
+        make = torch.zeros if zero else torch.empty
+        return make((parts, rows, self._width(number)), dtype=dtype, device=self.device)
+
+    def launch(self, launch: Launch) -> None:
+        """Runs one launch, and keeps what it makes of each output."""
+        product, edges = self.product, self.edges
+        tile = self.runner.tile(product, launch)
+        blocks = -(-product.form.channels // tile.channels)
+        looped = launch.mode in ("receiver", "sender")
+        size = self.rows if edges is None else edges.size
+        nodes = self.rows
+        results = any(product.outputs[n].target == "result" for n in launch.outputs)
+        slots = self.runner.config.slots_of(size, nodes) if looped and not results else 1
+        programs = nodes if looped else -(-size // tile.rows)
+        made = [self._place(n, launch, slots, blocks, programs, size) for n in launch.outputs]
+        if not programs:
+            for tensor in made:
+                tensor.zero_()
+            return
+        function, kernel = self.runner.function(product, launch)
+        index: list[Any] = []
+        if looped:
+            assert edges is not None
+            index = list(edges.by(launch.mode))
+        elif edges is not None:
+            index = [edges.ends["sender"], edges.ends["receiver"]]
+        types = import_module("triton.language")
+        wide = types.float64 if product.dtype == "f64" else types.float32
+        lows = [t.dtype == torch.bfloat16 for t in made]
+        function[(programs, blocks, slots)](
+            *(self.operands[n] for n in kernel.operands), *made, *index, nodes, size, slots, tile.rows, tile.channels, wide, *lows, num_warps=tile.warps
+        )
+
+    def _place(self, number: int, launch: Launch, slots: int, blocks: int, programs: int, size: int) -> torch.Tensor:
+        """Where a launch writes an output: a new tensor, or that of an earlier launch that wrote other components."""
+        product, mode = self.product, launch.mode
+        target = product.outputs[number].target
+        parted = target in ("a", "b")  # every launch reaches all components: one tensor each
+        if number in self.raw and not parted:
+            return self.raw[number][0]
+        narrow = blocks if target == product.narrow else 1
+        if target == {"receiver": "result", "sender": "a"}.get(mode):
+            parts, rows, zero = slots * narrow, self.rows, False
+        elif target == "weights" and product.shared:
+            parts, rows, zero = 1, slots * programs, False
+        elif mode == "edge" and target in ("a", "result"):
+            parts, rows, zero = 1, self.rows, True
+        else:
+            parts, rows, zero = narrow, size, False
+        summed = parts > 1 or zero or (target == "weights" and product.shared) or narrow > 1 or target == product.narrow
+        if target == "a" and mode == "receiver":
+            self.scratch.add(number)
+            summed = True
+        several = parted and launch.ranks != tuple(range(product.form.top + 1))
+        made = self._new(number, parts, rows, zero, not summed and not several)
+        self.raw.setdefault(number, []).append(made)
+        return made
+
+    def finish(self, number: int) -> torch.Tensor:
+        """An output [rows width], its parts added in their order."""
+        product = self.product
+        lists = self.raw[number]
+        total = lists[0][0] if lists[0].shape[0] == 1 else lists[0].sum(0)
+        for more in lists[1:]:
+            total = total + (more[0] if more.shape[0] == 1 else more.sum(0))
+        if number in self.scratch:
+            total = self._segments(total)
+        if product.outputs[number].target == "weights" and product.shared:
+            total = total.sum(0, keepdim=True)
+        return total.to(TORCH[product.dtype])
+
+    def _segments(self, rows: torch.Tensor) -> torch.Tensor:
+        assert self.edges is not None
+        starts, order, _ = self.edges.by("sender")
+        out = torch.empty((self.rows, rows.shape[1]), dtype=self.wide, device=self.device)
+        types = import_module("triton.language")
+        if self.rows:
+            segment = import_module("sexpgpu.backends.cuda.cartesian.kernels").segment
+            grid = (self.rows, -(-rows.shape[1] // WIDE))
+            segment[grid](rows, starts, order, out, rows.shape[1], WIDE, types.float64 if rows.dtype == torch.float64 else types.float32, False, num_warps=4)
+        return out
+
+
+@cache
+def runner(interpreted: bool, device: str) -> Runner:
+    """The process's runner for a device. Warnings go to stderr."""
+    return Runner(config(), _say, interpreted, device)
+
+
+def _say(warning: Diagnostic) -> None:
+    import sys
+
+    from sexpgpu.diagnostics import render
+
+    print(render(warning), file=sys.stderr)

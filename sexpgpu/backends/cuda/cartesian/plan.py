@@ -1,0 +1,93 @@
+"""Which launches make the outputs of a product.
+
+A walk by receivers sums the result in registers and holds its cotangents there; a walk by senders holds node features and sums their
+gradients, and takes cotangents as they come. A budget bounds the components of the result that are live in a launch at once: sums
+of the result, and cotangents that are held. Launches of walks by senders hold neither, so no budget splits them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sexpgpu.backends.cuda.cartesian.config import Config
+from sexpgpu.backends.cuda.cartesian.product import Output, Product
+
+HELD = 40  # components of cotangents that a walk by receivers holds without want of registers
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Outputs by their place in the product, made by one kernel from the paths into `ranks`."""
+
+    mode: str  # rows edge receiver sender
+    outputs: tuple[int, ...]
+    ranks: tuple[int, ...]
+
+
+def groups(costs: list[int], budget: int, peak_aware: bool) -> list[tuple[int, ...]]:
+    """Ranks in groups, upward: a group ends where the next rank would pass the budget. A rank is never split; one without
+    cost joins the group before it."""
+    if peak_aware:
+        budget = max(budget, *costs)
+    found: list[list[int]] = [[]]
+    total = 0
+    for rank, cost in enumerate(costs):
+        if total and cost and total + cost > budget:
+            found.append([])
+            total = 0
+        found[-1].append(rank)
+        total += cost
+    return [tuple(g) for g in found]
+
+
+def rank_costs(product: Product) -> list[int]:
+    """Components of each rank of the result."""
+    counts = [1 if n else 0 for n in product.form.counts] if product.form.reduced else list(product.form.counts)
+    return [(2 * rank + 1) * n for rank, n in enumerate(counts)]
+
+
+def plan(product: Product, config: Config, walk: str | None = None) -> list[Launch]:
+    """The launches in order. walk: `sender` or `receiver`, of the gradients; None chooses."""
+    form = product.form
+    every = tuple(range(form.top + 1))
+    numbers = range(len(product.outputs))
+    results = [n for n in numbers if product.outputs[n].target == "result"]
+    rest = [n for n in numbers if n not in results]
+    split = config.split(product.second, form.top)
+    if not product.edges:
+        if split == "full" and (config.dbwd_split if product.second else config.bwd_split) is not None:
+            return [Launch("rows", (n,), every) for n in numbers]
+        return [Launch("rows", tuple(numbers), every)]
+    parts = _parts(product, rest, split)
+    if config.scatter == "edge":
+        return [Launch("edge", tuple(p), every) for p in ([results] if results else []) + parts]
+    costs = rank_costs(product)
+    found = []
+    if results:
+        sums = [c * len(results) for c in costs]
+        found += [Launch("receiver", tuple(results), ranks) for ranks in groups(sums, config.csr_budget, config.peak_aware)]
+    for part in parts:
+        mode = walk or _walk(product, [product.outputs[n] for n in part], sum(costs))
+        if mode == "sender":
+            found.append(Launch("sender", tuple(part), every))
+            continue
+        held = len({use[-1] for n in part for use in product.outputs[n].uses})
+        live = [c * held for c in costs]
+        found += [Launch("receiver", tuple(part), ranks) for ranks in groups(live, config.bwd_budget, config.peak_aware)]
+    return found
+
+
+def _parts(product: Product, rest: list[int], split: str) -> list[list[int]]:
+    if split == "fused" or not rest:
+        return [rest] if rest else []
+    if not product.second:
+        return [[n] for n in rest]
+    weights = [n for n in rest if product.outputs[n].target == "weights"]
+    operands = [n for n in rest if n not in weights]
+    return [p for p in (operands, weights) if p]
+
+
+def _walk(product: Product, outputs: list[Output], held: int) -> str:
+    if all(o.target != "a" for o in outputs) and held <= HELD:
+        return "receiver"
+    return "sender"

@@ -1,0 +1,88 @@
+"""What a launch makes: derivatives of the form Φ by its slots, each a sum over several fillings of the other slots."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sexpgpu.ir import Node
+from sexpgpu.ops.cartesian.algebra import width
+from sexpgpu.ops.cartesian.product import SLOTS, Form, form_of
+
+Use = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Output:
+    """∂Φ/∂target, added over `uses`: the numbers of the operands that fill the other slots, in the order of SLOTS."""
+
+    target: str
+    uses: tuple[Use, ...]
+
+    def filled(self, use: Use) -> dict[str, int]:
+        """Slot -> number of the operand."""
+        return dict(zip((s for s in SLOTS if s != self.target), use, strict=True))
+
+
+@dataclass(frozen=True)
+class Product:
+    """Outputs of one form over one graph. slots: which slot each operand fills; shared: weights have no rows; dtype: of storage."""
+
+    form: Form
+    slots: tuple[str, ...]
+    outputs: tuple[Output, ...]
+    shared: bool
+    edges: bool
+    dtype: str = "f32"
+
+    @property
+    def second(self) -> bool:
+        """Whether it is of second order: an output joins several fillings."""
+        return any(len(o.uses) > 1 for o in self.outputs)
+
+    @property
+    def narrow(self) -> str | None:
+        """The operand of one channel, whose coupling matrices all channels share."""
+        if self.form.channels_b == 1:
+            return "b"
+        return "a" if self.form.channels_a == 1 else None
+
+    def only(self, outputs: Sequence[Output]) -> Product:
+        """Some of the outputs, over the same operands."""
+        return Product(self.form, self.slots, tuple(outputs), self.shared, self.edges, self.dtype)
+
+    def components(self, slot: str) -> int:
+        """Components of a slot's row: ranks, paths, or rows of the result."""
+        if slot == "result":
+            return width(self.form.top) if self.form.reduced else self.form.resolved
+        return {"a": width(self.form.first), "b": width(self.form.second), "weights": len(self.form.paths)}[slot]
+
+    def channels(self, slot: str) -> int:
+        return {"a": self.form.channels_a, "b": self.form.channels_b}.get(slot, self.form.channels)
+
+    def place(self, path: int, component: int) -> int:
+        """The row of the result that a component of a path adds to."""
+        p = self.form.paths[path]
+        if self.form.reduced:
+            return p.result**2 + component
+        return self._rows()[path, component]
+
+    def _rows(self) -> dict[tuple[int, int], int]:
+        found = self.form.__dict__.get("_places")
+        if found is None:
+            found = {row: i for i, row in enumerate(self.form.rows)}
+            self.form.__dict__["_places"] = found
+        return found
+
+
+def of_node(node: Node) -> tuple[Product, tuple[Node, ...], tuple[Node, ...]]:
+    """A single product node as such: the product, its operands and its indices."""
+    target = "result" if node.op == "tensor-product" else node.attrs["target"]
+    names = tuple(s for s in SLOTS if s != target)
+    types = {s: x.type for s, x in zip(names, node.inputs, strict=False)} | {target: node.type}
+    attrs: Any = node.attrs
+    form = form_of(types["a"], types["b"], attrs)
+    edges = node.inputs[3:]
+    product = Product(form, names, (Output(target, ((0, 1, 2),)),), types["weights"].rank == 1, bool(edges), node.type.dtype)
+    return product, node.inputs[:3], edges

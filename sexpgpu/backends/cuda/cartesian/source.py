@@ -1,0 +1,429 @@
+"""A product as the text of one Triton kernel: straight-line arithmetic on tiles [rows channels].
+
+Three ways through the rows (`mode`): `rows` and `edge` take a tile of them a program, `receiver` and `sender` walk the edges of one
+node, whose features are then read once and whose sums stay in registers. Rows of a tile lie in different warps, channels in
+different threads. Where an operand has one channel, each path's coupling matrix M[k, i] = Σ_j K[i, j, k] x[j] is made once for
+all channels of a thread; gradients share the products of M with the cotangent.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cache
+
+from sexpgpu.backends.cuda.cartesian.product import Output, Product
+from sexpgpu.ops.cartesian.algebra import Path, Term, terms
+
+NAME = "product"
+AHEAD = 2  # paths whose loads stand before the stores of an earlier one
+AT_NODE = {"receiver": "result", "sender": "a"}
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel's text, and how it takes its arguments: operands by number, outputs by place in the product."""
+
+    source: str
+    operands: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+
+@cache
+def generate(product: Product, mode: str, ranks: tuple[int, ...]) -> Kernel:
+    """The kernel that makes the product's outputs from the paths into these result ranks."""
+    return _Writer(product, mode, ranks).write()
+
+
+def _coefficient(value: Fraction, name: str) -> str:
+    if value == 1:
+        return name
+    return f"-{name}" if value == -1 else f"{float(value)!r} * {name}"
+
+
+def _sum(parts: Iterable[str]) -> str:
+    return " + ".join(parts).replace("+ -", "- ")
+
+
+class _Writer:
+    def __init__(self, product: Product, mode: str, ranks: tuple[int, ...]):
+        self.p, self.mode, self.ranks = product, mode, ranks
+        self.paths = [(n, path) for n, path in enumerate(product.form.paths) if path.result in ranks]
+        self.head: list[str] = []  # before the loop
+        self.body: list[str] = []  # a row of edges
+        self.tail: list[str] = []  # after it
+        self.count = 0
+        self.c = product.form.channels
+        self.narrow = product.narrow
+        self.wide = {"b": "a", "a": "b", None: ""}[self.narrow]
+        used = {number for o in product.outputs for use in o.uses for number in use}
+        self.used = tuple(sorted(used))
+        self.lines = self.body
+
+    # --- text ---
+
+    def put(self, text: str, lines: list[str] | None = None) -> None:
+        (self.lines if lines is None else lines).append(text)
+
+    def name(self, expression: str) -> str:
+        self.count += 1
+        found = f"t{self.count}"
+        self.put(f"{found} = {expression}")
+        return found
+
+    @property
+    def looped(self) -> bool:
+        return self.mode in AT_NODE
+
+    def single(self, slot: str) -> bool:
+        """Whether a slot's tensors have one channel for the kernel's many."""
+        return slot == self.narrow
+
+    def write(self) -> Kernel:
+        self.loads: dict[tuple[int, int], str] = {}
+        self._open()
+        self._accumulators()
+        needs = [self._needs(n, path) for n, path in self.paths]
+        pending = [sorted(need) for need in needs]
+        for at, (n, path) in enumerate(self.paths):
+            for ahead in range(at, min(at + AHEAD + 1, len(pending))):
+                for key in pending[ahead]:
+                    self._load(*key)
+                pending[ahead] = []
+            self._path(n, path)
+        self._close()
+        return Kernel(self._text(), self.used, tuple(range(len(self.p.outputs))))
+
+    def _text(self) -> str:
+        operands = [f"x{n}" for n in self.used]
+        outputs = [f"o{i}" for i in range(len(self.p.outputs))]
+        lows = [f"LOW{i}: tl.constexpr" for i in range(len(outputs))]
+        runtime = ["starts", "order", "others"] if self.looped else ["senders", "receivers"] if self.p.edges else []
+        sizes = ["count", "edges", "slots"]
+        tiles = ["ROWS: tl.constexpr", "CHANNELS: tl.constexpr", "ACC: tl.constexpr"]
+        arguments = ", ".join(operands + outputs + runtime + sizes + tiles + lows)
+        lines = [f"@triton.jit(do_not_specialize={sizes!r})", f"def {NAME}({arguments}):"]
+        lines += ["    " + line for line in self.head]
+        if self.looped:
+            lines.append("    for at in range(begin, end, ROWS):")
+            lines += ["        " + line for line in self.body]
+        else:
+            lines += ["    " + line for line in self.body]
+        lines += ["    " + line for line in self.tail]
+        return "\n".join(lines) + "\n"
+
+    # --- rows, loads and stores ---
+
+    def _open(self) -> None:
+        head = self.head
+        head += [
+            "node = tl.program_id(0)",
+            "block = tl.program_id(1)",
+            "slot = tl.program_id(2)",
+            "ch = block * CHANNELS + tl.arange(0, CHANNELS)[None, :]",
+            f"inside = ch < {self.c}",
+            "line = tl.arange(0, ROWS)[:, None]",
+        ]
+        if self.looped:
+            other = "receiver" if self.mode == "sender" else "sender"
+            own = "sender" if self.mode == "sender" else "receiver"
+            head += [
+                "begin = tl.load(starts + node)",
+                "end = tl.load(starts + node + 1)",
+                "span = (end - begin + slots - 1) // slots",
+                "begin += slot * span",
+                "end = tl.minimum(begin + span, end)",
+                f"{own} = node.to(tl.int64)",
+                "next_edge = tl.load(order + begin + line, mask=begin + line < end, other=0).to(tl.int64)",
+                "next_other = tl.load(others + begin + line, mask=begin + line < end, other=0).to(tl.int64)",
+            ]
+            self.body += [
+                "live = at + line < end",
+                "edge = next_edge",
+                f"{other} = next_other",
+                "next_edge = tl.load(order + at + ROWS + line, mask=at + ROWS + line < end, other=0).to(tl.int64)",
+                "next_other = tl.load(others + at + ROWS + line, mask=at + ROWS + line < end, other=0).to(tl.int64)",
+            ]
+        else:
+            self.body += ["edge = node.to(tl.int64) * ROWS + line", "live = edge < edges"]
+            if self.p.edges:
+                for what in ("sender", "receiver"):
+                    self.body.append(f"{what} = tl.load({what}s + edge, mask=live, other=0).to(tl.int64)")
+                    self.body.append(f"{what} = tl.minimum(tl.maximum({what}, 0), count - 1)")
+            else:
+                self.body += ["sender = edge", "receiver = edge"]
+        self.body.append("full = live & inside")
+        for number in self.used:
+            slot = self.p.slots[number]
+            lines = self.head if self._hoisted(slot) else self.body
+            step = "" if self.single(slot) else " + ch"
+            if slot == "weights" and self.p.shared:
+                self.put(f"p{number} = x{number} + ch", lines)
+            else:
+                size = self.p.components(slot) * self.p.channels(slot)
+                self.put(f"p{number} = x{number} + {self._row(slot)} * {size}{step}", lines)
+
+    def _row(self, slot: str) -> str:
+        return {"a": "sender", "result": "receiver"}.get(slot, "edge")
+
+    def _hoisted(self, slot: str) -> bool:
+        """Whether a slot is the same for all rows of a program."""
+        return AT_NODE.get(self.mode) == slot or (slot == "weights" and self.p.shared)
+
+    def _load(self, number: int, component: int) -> None:
+        """Component of an operand, as a variable; f32 or f64."""
+        if (number, component) in self.loads:
+            return
+        slot = self.p.slots[number]
+        hoisted = self._hoisted(slot)
+        mask = ("inside" if not self.single(slot) else "") if hoisted else "live" if self.single(slot) else "full"
+        policy = ', eviction_policy="evict_first"' if slot == "weights" and not self.p.shared else ""
+        place = f"p{number} + {component * self.p.channels(slot)}"
+        text = f"tl.load({place}, mask={mask}, other=0.0{policy})" if mask else f"tl.load({place})"
+        if self.p.dtype == "bf16":
+            text = f"from_bf16({text})"
+        name = f"x{number}_{component}"
+        self.put(f"{name} = {text}", self.head if hoisted and self.looped else self.body)
+        self.loads[number, component] = name
+
+    def _value(self, number: int, component: int) -> str:
+        self._load(number, component)
+        return self.loads[number, component]
+
+    def _needs(self, n: int, path: Path) -> set[tuple[int, int]]:
+        """(operand, component) that a path reads."""
+        found: set[tuple[int, int]] = set()
+        rows = {"a": range(path.first**2, (path.first + 1) ** 2), "b": range(path.second**2, (path.second + 1) ** 2), "weights": (n,),
+                "result": [self.p.place(n, k) for k in range(2 * path.result + 1)]}
+        for o in self.p.outputs:
+            for use in o.uses:
+                found |= {(number, i) for number in use for i in rows[self.p.slots[number]]}
+        return found
+
+    def _store(self, number: int, row: str, component: int, value: str, mask: str, lines: list[str], atomic: bool = False) -> None:
+        o = self.p.outputs[number]
+        slot = o.target
+        size = self.p.components(slot) * self.p.channels(slot)
+        step = "" if self.single(slot) else " + ch"
+        place = f"o{number} + {row} * {size} + {component * self.p.channels(slot)}{step}"
+        if atomic:
+            self.put(f'tl.atomic_add({place}, {value}, mask={mask}, sem="relaxed")', lines)
+            return
+        if self.p.dtype == "bf16":
+            self.put(f"if LOW{number}:", lines)
+            self.put(f"    tl.store({place}, to_bf16({value}), mask={mask})", lines)
+            self.put("else:", lines)
+            self.put(f"    tl.store({place}, {value}, mask={mask})", lines)
+            return
+        self.put(f"tl.store({place}, {value}, mask={mask})", lines)
+
+    # --- sums ---
+
+    def _grouped(self, o: Output) -> bool:
+        """Whether an output is summed over the rows of a program."""
+        return AT_NODE.get(self.mode) == o.target or (o.target == "weights" and self.p.shared)
+
+    def _touched(self, o: Output) -> list[int]:
+        """The components of an output that this launch's paths reach."""
+        found: set[int] = set()
+        for n, path in self.paths:
+            if o.target == "weights":
+                found.add(n)
+            elif o.target == "result":
+                found |= {self.p.place(n, k) for k in range(2 * path.result + 1)}
+        if o.target in ("a", "b"):
+            return list(range(self.p.components(o.target)))
+        return sorted(found)
+
+    def _accumulators(self) -> None:
+        for number, o in enumerate(self.p.outputs):
+            lines = self.head if self._grouped(o) and self.looped else self.body
+            if o.target == "weights" and not self._grouped(o):
+                continue
+            for i in self._touched(o):
+                self.put(f"s{number}_{i} = tl.zeros((ROWS, CHANNELS), ACC)", lines)
+
+    def _add(self, number: int, component: int, value: str) -> None:
+        self.put(f"s{number}_{component} += {value}")
+
+    def _close(self) -> None:
+        for number, o in enumerate(self.p.outputs):
+            if o.target == "weights" and not self._grouped(o):
+                continue
+            grouped, atomic = self._grouped(o), False
+            lines = self.tail if grouped else self.body
+            if grouped:
+                row, mask = "program", "inside"
+            else:
+                row, mask = self._row(o.target) if not self.looped else "edge", "full"
+                atomic = self.mode == "edge" and o.target in ("a", "result")
+            narrow = self.single(o.target)
+            if narrow:
+                mask = "live" if not grouped else "line < 1"
+            if grouped:
+                where = "slot * tl.num_programs(1) + block" if narrow else "slot"
+                programs = "count" if self.looped else "tl.num_programs(0)"
+                self.put(f"program = ({where}).to(tl.int64) * {programs} + node", lines)
+                row = "program"
+            elif narrow and not atomic:
+                self.put(f"narrow{number} = block.to(tl.int64) * edges + edge", lines)
+                row = f"narrow{number}"
+            for i in self._touched(o):
+                value = f"s{number}_{i}"
+                if grouped:
+                    value = f"tl.sum({value}, axis=0, keep_dims=True)"
+                if narrow:
+                    value = f"tl.sum({value}, axis=1, keep_dims=True)"
+                if grouped and narrow:
+                    self.put(f"tl.store(o{number} + program * {self.p.components(o.target)} + {i} + tl.zeros((1, 1), tl.int32), {value})", lines)
+                    continue
+                self._store(number, row, i, value, mask, lines, atomic)
+
+    # --- the arithmetic of a path ---
+
+    def _path(self, n: int, path: Path) -> None:
+        if self.narrow:
+            self._narrow_path(n, path)
+        else:
+            self._wide_path(n, path)
+
+    def _entry(self, n: int, path: Path, t: Term) -> dict[str, int]:
+        """The components of each slot that a term joins."""
+        return {"a": path.first**2 + t.i, "b": path.second**2 + t.j, "result": self.p.place(n, t.k)}
+
+    def _narrow_path(self, n: int, path: Path) -> None:
+        x_slot, y_slot = self.narrow, self.wide
+        assert x_slot is not None
+        entries = [(self._entry(n, path, t), t.coefficient) for t in terms(path)]
+        pairs = sorted({(e["result"], e[y_slot]) for e, _ in entries})
+        matrices: dict[int, dict[tuple[int, int], str]] = {}
+
+        def matrix(x: int) -> dict[tuple[int, int], str]:
+            if x not in matrices:
+                cells = defaultdict(list)
+                for e, value in entries:
+                    cells[e["result"], e[y_slot]].append(_coefficient(value, self._value(x, e[x_slot])))
+                matrices[x] = {pair: self.name(_sum(parts)) for pair, parts in cells.items()}
+            return matrices[x]
+
+        pulled: dict[tuple[int, int], dict[int, str]] = {}
+
+        def pull(x: int, c: int) -> dict[int, str]:
+            """h[i] = Σ_k M[k, i] c[k]."""
+            if (x, c) not in pulled:
+                m, cells = matrix(x), defaultdict(list)
+                for k, i in pairs:
+                    cells[i].append(f"{m[k, i]} * {self._value(c, k)}")
+                pulled[x, c] = {i: self.name(_sum(parts)) for i, parts in cells.items()}
+            return pulled[x, c]
+
+        for number, o in enumerate(self.p.outputs):
+            fills = [o.filled(use) for use in o.uses]
+            if o.target == "result":
+                for w in dict.fromkeys(f["weights"] for f in fills):
+                    cells = defaultdict(list)
+                    for f in fills:
+                        if f["weights"] == w:
+                            m = matrix(f[x_slot])
+                            for k, i in pairs:
+                                cells[k].append(f"{m[k, i]} * {self._value(f[y_slot], i)}")
+                    for k, parts in cells.items():
+                        self._add(number, k, f"{self._value(w, n)} * ({_sum(parts)})")
+            elif o.target == y_slot:
+                for f in fills:
+                    for i, h in pull(f[x_slot], f["result"]).items():
+                        self._add(number, i, f"{self._value(f['weights'], n)} * {h}")
+            elif o.target == "weights":
+                parts = []
+                for f in fills:
+                    parts += [f"{self._value(f[y_slot], i)} * {h}" for i, h in pull(f[x_slot], f["result"]).items()]
+                self._weights(number, n, _sum(parts))
+            else:
+                self._by_narrow(number, n, fills, entries)
+
+    def _weights(self, number: int, n: int, value: str) -> None:
+        if self._grouped(self.p.outputs[number]):
+            self._add(number, n, value)
+        else:
+            self._store(number, "edge", n, self.name(value), "full", self.body)
+
+    def _by_narrow(self, number: int, n: int, fills: list[dict[str, int]], entries: list[tuple[dict[str, int], Fraction]]) -> None:
+        """The gradient by the operand of one channel, still of all channels: Σ K (Σ_uses w y[i]) c[k], by the shorter of two ways."""
+        x_slot, y_slot = self.narrow, self.wide
+        assert x_slot is not None
+        for c in dict.fromkeys(f["result"] for f in fills):
+            own = [f for f in fills if f["result"] == c]
+            scaled = {i: self.name(_sum(f"{self._value(f['weights'], n)} * {self._value(f[y_slot], i)}" for f in own))
+                      for i in sorted({e[y_slot] for e, _ in entries})}
+            by_pair: dict[tuple[int, int], list[tuple[int, Fraction]]] = defaultdict(list)
+            by_cell: dict[tuple[int, int], list[tuple[int, Fraction]]] = defaultdict(list)
+            for e, value in entries:
+                by_pair[e[y_slot], e["result"]].append((e[x_slot], value))
+                by_cell[e[y_slot], e[x_slot]].append((e["result"], value))
+            if len(by_pair) <= len(by_cell):
+                for (i, k), found in by_pair.items():
+                    both = self.name(f"{scaled[i]} * {self._value(c, k)}")
+                    for j, value in found:
+                        self._add(number, j, _coefficient(value, both))
+            else:
+                for (i, j), found in by_cell.items():
+                    self._add(number, j, f"{scaled[i]} * ({_sum(_coefficient(v, self._value(c, k)) for k, v in found)})")
+
+    def _wide_path(self, n: int, path: Path) -> None:
+        entries = [(self._entry(n, path, t), t.coefficient) for t in terms(path)]
+        cells = sorted({(e["a"], e["b"]) for e, _ in entries})
+        drawn: dict[int, dict[tuple[int, int], str]] = {}
+        sides: dict[tuple[str, int, int], dict[int, str]] = {}
+
+        def joined(c: int) -> dict[tuple[int, int], str]:
+            """N[i, j] = Σ_k K[i, j, k] c[k]."""
+            if c not in drawn:
+                parts = defaultdict(list)
+                for e, value in entries:
+                    parts[e["a"], e["b"]].append(_coefficient(value, self._value(c, e["result"])))
+                drawn[c] = {cell: self.name(_sum(p)) for cell, p in parts.items()}
+            return drawn[c]
+
+        def side(slot: str, x: int, c: int) -> dict[int, str]:
+            """Σ over the components of operand x, which fills `slot`, of N: what stands at the other slot."""
+            if (slot, x, c) not in sides:
+                cell, parts = joined(c), defaultdict(list)
+                for i, j in cells:
+                    here, there = (i, j) if slot == "a" else (j, i)
+                    parts[there].append(f"{self._value(x, here)} * {cell[i, j]}")
+                sides[slot, x, c] = {at: self.name(_sum(p)) for at, p in parts.items()}
+            return sides[slot, x, c]
+
+        for number, o in enumerate(self.p.outputs):
+            fills = [o.filled(use) for use in o.uses]
+            if o.target == "result":
+                for w in dict.fromkeys(f["weights"] for f in fills):
+                    own = [f for f in fills if f["weights"] == w]
+                    outer = {}
+                    for i, j in cells:
+                        key = (i, j, *((f["a"], f["b"]) for f in own))
+                        if key not in self.outer:
+                            self.outer[key] = self.name(_sum(f"{self._value(f['a'], i)} * {self._value(f['b'], j)}" for f in own))
+                        outer[i, j] = self.outer[key]
+                    by_row = defaultdict(list)
+                    for e, value in entries:
+                        by_row[e["result"]].append(_coefficient(value, outer[e["a"], e["b"]]))
+                    for k, parts in by_row.items():
+                        self._add(number, k, f"{self._value(w, n)} * ({_sum(parts)})")
+            elif o.target in ("a", "b"):
+                other = "b" if o.target == "a" else "a"
+                for f in fills:
+                    for at, value in side(other, f[other], f["result"]).items():
+                        self._add(number, at, f"{self._value(f['weights'], n)} * {value}")
+            else:
+                parts = []
+                for f in fills:
+                    parts += [f"{self._value(f['a'], i)} * {u}" for i, u in side("b", f["b"], f["result"]).items()]
+                self._weights(number, n, _sum(parts))
+
+    @property
+    def outer(self) -> dict:
+        """Products of two operands' components that an earlier path made."""
+        return self.__dict__.setdefault("_outer", {})

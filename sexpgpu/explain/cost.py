@@ -1,0 +1,167 @@
+"""What a step costs before it is made: operations, bytes moved, memory at its peak, and the time a device may need.
+
+In: lowered graphs. Out: plain numbers. The memory is what the interpreter holds, by liveness in its order: views share the
+memory of what they view, a tensor goes where it was used last. Times are a roofline: each op takes the longer of its
+arithmetic and its traffic, and a launch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from sexpgpu.diagnostics import fail, suggestion
+from sexpgpu.experiment.report import Estimate, Large, Memory
+from sexpgpu.experiment.traced import TracedRun
+from sexpgpu.ir import Node, Origins, postorder
+from sexpgpu.ops import table
+
+LARGEST = 5  # tensors shown
+
+
+@dataclass(frozen=True)
+class Device:
+    """Rates that a program reaches in practice, not those of a data sheet. flops by dtype, bandwidth in bytes, seconds a launch."""
+
+    flops: Mapping[str, float]
+    bandwidth: float
+    launch: float
+    memory: float
+
+
+#: name -> what is assumed of it; `--assume NAME=VALUE` changes a number
+DEVICES = {
+    "cpu": Device({"f32": 5e10, "f64": 2.5e10, "bf16": 1e10}, 1e10, 3e-6, 16e9),
+    "h200": Device({"f32": 5e13, "tf32": 3.8e14, "bf16": 7e14, "f16": 7e14, "f64": 5e13}, 4e12, 2e-6, 141e9),
+}
+ALIASES = {"cuda": "h200"}
+ASSUMED = ("flops", "bandwidth", "launch", "memory")
+
+
+def device(name: str, assume: Mapping[str, float]) -> Device:
+    """A device's numbers with those that were given instead."""
+    name = ALIASES.get(name, name)
+    if name not in DEVICES:
+        fail("E-ENV-006", f"--device {name}: no such device", help=suggestion(name, (*DEVICES, *ALIASES), "devices"))
+    found = DEVICES[name]
+    flops = dict.fromkeys(found.flops, assume["flops"]) if "flops" in assume else found.flops
+    plain = {key: value for key, value in assume.items() if key != "flops"}
+    return replace(found, flops=flops, **plain)
+
+
+def assumptions(texts: Iterable[str]) -> dict[str, float]:
+    """`name=value` of each `--assume`."""
+    found: dict[str, float] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if name not in ASSUMED or not equals:
+            fail("E-ENV-006", f"--assume {text}: expected name=value", help=(*suggestion(name, ASSUMED, "names"), "for example --assume bandwidth=2e10"))
+        try:
+            found[name] = float(value)
+        except ValueError:
+            fail("E-ENV-006", f"--assume {text}: `{value}` is no number", help=f"for example --assume {name}=2e10")
+        if not 0 < found[name] < float("inf"):
+            fail("E-ENV-006", f"--assume {text}: the number must be positive", help=f"for example --assume {name}=2e10")
+    return found
+
+
+def traffic(results: Iterable[Mapping[str, Node]]) -> int:
+    """Bytes read and written by graphs if nothing is cached."""
+    ops = table()
+    return sum(ops[node.op].cost(node)[1] for graph in results for node in postorder(graph.values()))
+
+
+def estimate(graphs: Iterable[tuple[int, Mapping[str, Node]]], name: str, assume: Mapping[str, float], precision: str) -> Estimate:
+    """The time of a step: each graph so many times, op by op."""
+    of, ops = device(name, assume), table()
+    seconds = {"arithmetic": 0.0, "memory": 0.0, "launches": 0.0}
+    slowest = min(of.flops.values())
+    for times, results in graphs:
+        for node in postorder(results.values()):
+            flops, moved = ops[node.op].cost(node)
+            if not flops and not moved:
+                continue
+            dtype = "tf32" if precision == "tf32" and ops[node.op].lowering.kind == "contraction" else _dtype(node)
+            arithmetic, memory = flops / of.flops.get(dtype, slowest), moved / of.bandwidth
+            seconds["arithmetic" if arithmetic > memory else "memory"] += times * max(arithmetic, memory)
+            seconds["launches"] += times * of.launch
+    total = sum(seconds.values())
+    assumed = {f"flops {d}": v for d, v in of.flops.items()} | {"bandwidth": of.bandwidth, "launch": of.launch, "memory": of.memory}
+    return Estimate(ALIASES.get(name, name), total, {k: v / total if total else 0.0 for k, v in seconds.items()}, assumed)
+
+
+def _dtype(node: Node) -> str:
+    """What the arithmetic is done in: the operands' dtype."""
+    floats = [i.type.dtype for i in node.inputs if i.type.is_float]
+    return floats[0] if floats else node.type.dtype
+
+
+def memory(traced: TracedRun, step: Mapping[str, Node]) -> Memory:
+    """`step`: from a micro-batch to the loss and the gradients, lowered."""
+    trained = [spec.node for spec in traced.params.values()]
+    kept = {
+        "parameters": _bytes(trained),
+        "states": _bytes(spec.node for spec in traced.states.values()),
+        "gradients": _bytes(traced.gradients.values()),
+        "optimizer": _bytes(slot.leaf for slot in traced.slots.values()),
+        "averages": _bytes(traced.averages.values()),
+    }
+    order = postorder(step.values())
+    batch = _bytes(n for n in order if n.op == "input")
+    peak, at_peak = liveness(order, [n for name, n in step.items() if not name.startswith("gradient/")], step.values())
+    return Memory({k: v for k, v in kept.items() if v}, batch, peak, tuple(_large(n, traced.origins) for n in at_peak[:LARGEST]))
+
+
+def _bytes(nodes: Iterable[Node]) -> int:
+    return sum(node.type.bytes for node in nodes)
+
+
+def liveness(order: list[Node], held: Iterable[Node], placed: Iterable[Node]) -> tuple[int, list[Node]]:
+    """(bytes at the peak, the tensors of then by size). `held` are results; `placed` results that are not held have memory of
+    their own, which is counted elsewhere."""
+    ops, home = table(), {}
+    for node in order:
+        lowering = ops[node.op].lowering
+        view = lowering.kind == "view" and node.inputs and node.inputs[0].type.size >= 1
+        home[node] = home[node.inputs[0]] if view else node
+    last = {home[operand]: at for at, node in enumerate(order) for operand in node.inputs}
+    last |= {home[node]: len(order) for node in held}
+    outside = {home[n] for n in placed} - {home[n] for n in held}
+    alive: dict[Node, int] = {}
+    now = peak = 0
+    best: list[Node] = []
+    ends: dict[int, list[Node]] = {}
+    for node, at in last.items():
+        ends.setdefault(at, []).append(node)
+    for at, node in enumerate(order):
+        free = ops[node.op].lowering.kind in ("leaf", "view") or home[node] is not node or node in outside
+        if not free:
+            alive[node] = node.type.bytes
+            now += node.type.bytes
+        if now > peak:
+            peak, best = now, sorted(alive, key=lambda n: -n.type.bytes)[:LARGEST]
+        for gone in (*ends.get(at, ()), *([node] if node not in last else ())):
+            now -= alive.pop(gone, 0)
+    return peak, best
+
+
+def _large(node: Node, origins: Origins) -> Large:
+    origin = origins.of(node)
+    phase = f", {origin.phase}" if origin.phase != "forward" else ""
+    where = f" in {origin.paths[0]}" if origin.paths else ""
+    return Large(node.type.bytes, f"{node.op}{where}{phase}", str(node.type), origin.spans[0].place if origin.spans else "")
+
+
+def fits(found: Memory, budget: float, batch: int, accumulate: int) -> str:
+    """One line: whether a run fits, and if not, the batch that does and the `:accumulate` that would do for this one."""
+    gib = 2**30
+    if found.peak <= budget:
+        return f"fits: {found.peak / gib:.2f} of {budget / gib:.2f} GiB"
+    micro, fixed = batch // accumulate, sum(found.kept.values())
+    sample = (found.batch + found.step) / micro
+    most = int((budget - fixed) / sample) if sample else 0
+    need = f"does not fit: {found.peak / gib:.2f} of {budget / gib:.2f} GiB"
+    if most < 1:
+        return f"{need}; parameters and optimizer alone take {fixed / gib:.2f} GiB, so the model must be smaller"
+    cut = next((k for k in range(accumulate + 1, batch + 1) if batch % k == 0 and batch // k <= most), batch)
+    return f"{need}; about {most} samples at a time fit: :batch {most}, or :accumulate {cut} for the batch of {batch}"

@@ -1,0 +1,57 @@
+"""The report of a file: its knobs and what they decide, each run's tensors, and what a step costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from sexpgpu.compiler import check_evals, flops, graph_results, knob_notes, stages, train_graph
+from sexpgpu.experiment.load import Loaded, Selection, choose_run, load
+from sexpgpu.experiment.model import Run
+from sexpgpu.experiment.report import ParameterRow, Report, RunReport
+from sexpgpu.experiment.traced import TracedRun
+from sexpgpu.explain.cost import estimate, fits, memory, traffic
+from sexpgpu.explain.influence import influences
+from sexpgpu.ir import postorder
+from sexpgpu.ir.text import document, graph_hash
+from sexpgpu.passes.train_step import whole_step
+
+
+def explain(
+    file: str, run: str | None, selection: Selection, device: str = "cpu", assume: Mapping[str, float] | None = None,
+    budget: float | None = None, measured: Callable[[Run], Run] = lambda run: run,
+) -> Report:  # fmt: skip
+    """What a file means, without torch and, unless `measured` opens it, without data."""
+    return report(load(file, selection), run, device, assume, budget, measured)
+
+
+def report(
+    loaded: Loaded, run: str | None = None, device: str = "cpu", assume: Mapping[str, float] | None = None,
+    budget: float | None = None, measured: Callable[[Run], Run] = lambda run: run,
+) -> Report:  # fmt: skip
+    """The report of what is loaded. budget: bytes that a run may take; assume: a device's numbers that were given."""
+    names = [run] if run is not None else list(loaded.experiment.runs)
+    runs = {name: measured(choose_run(loaded.experiment, name)) for name in names}
+    traced = {name: train_graph(loaded, one) for name, one in runs.items()}
+    rows = tuple(_run(loaded, one, traced[name], device, assume or {}, budget) for name, one in runs.items())
+    return Report(loaded.experiment, rows, influences(loaded, traced))
+
+
+def _run(loaded: Loaded, run: Run, traced: TracedRun, device: str, assume: Mapping[str, float], budget: float | None) -> RunReport:
+    check_evals(loaded, run, traced)
+    results = graph_results(traced)
+    step = whole_step(traced, logged=False)
+    rows = tuple(
+        ParameterRow(name, spec.shape, spec.dtype, spec.kind == "state", spec.span.place if spec.span else "", str(spec.init))
+        for name, spec in (traced.params | traced.states).items()
+    )
+    staged = stages(loaded, run)
+    micro, update = staged.micro(False), staged.update(traced.loss.count is not None or run.accumulate > 1)
+    held = memory(staged.traced, micro)
+    graphs: list[tuple[int, Any]] = [(run.accumulate, micro), (1, update)]
+    return RunReport(
+        run.name, rows, flops(step), run.accumulate * traffic([micro]) + traffic([update]), len(postorder(step.values())),
+        graph_hash(results), document(results, traced.origins, knob_notes(loaded)), held,
+        estimate(graphs, device, assume, run.precision), "" if budget is None else fits(held, budget, run.data.batch, run.accumulate),
+        traced.tap_names, traced.warnings,
+    )  # fmt: skip

@@ -1,0 +1,132 @@
+"""A rank that dies, falls silent or differs ends the whole run in time, by name; signals stop all ranks at one step."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support_ranks import PROGRAM, Process, alive, run, status, until, write
+
+LONG = 1_000_000  # steps
+DEEP = PROGRAM.replace('(dropout (tanh (linear x 8 :name "in")) 0.2)', "(dropout {deep} 0.2)")
+
+
+def ended(process: Process, folder: Path, pids: list[int], code: str, *words: str, seconds: float = 30, exit_code: int = 3) -> dict[str, Any]:
+    """The run ended in time with this error, said on standard error and in the status; nothing is left of it."""
+    begin = time.monotonic()
+    assert process.wait(seconds + 10) == exit_code, process.text()
+    assert time.monotonic() - begin < seconds
+    text = process.text()
+    assert f"[{code}]" in text and all(word in text for word in words), text
+    assert "Traceback" not in text, text
+    assert not alive(pids)
+    facts = status(folder)
+    assert facts["state"] == "failed" and facts["error"]["code"] == code, facts
+    assert all(word in facts["error"]["message"] + str(facts["error"].get("notes")) for word in words), facts["error"]
+    return facts
+
+
+@pytest.fixture
+def training(tmp_path: Path) -> Iterator[tuple[Process, list[int]]]:
+    write(tmp_path, steps=LONG)
+    with run(tmp_path) as process:
+        until(lambda: (status(tmp_path).get("step") or 0) > 20 and status(tmp_path)["ranks"], process)
+        yield process, process.ranks()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_killed_rank_ends_the_run(training, tmp_path, rank):
+    process, pids = training
+    os.kill(pids[rank], signal.SIGKILL)
+    facts = ended(process, tmp_path, pids, "E-RUN-060", f"rank {rank} (node 0, {socket.gethostname()})", "SIGKILL", "all-reduce", seconds=15)
+    assert facts["error"]["rank"] == rank and len(facts["ranks"]) == 2 and facts["step"] > 20
+    assert any("loop.py" in line or "program.py" in line for line in facts["ranks"][1 - rank]["stack"]), facts["ranks"]
+
+
+def test_a_paused_rank_ends_the_run_within_thirty_seconds(training, tmp_path):
+    process, pids = training
+    os.kill(pids[1], signal.SIGSTOP)
+    ended(process, tmp_path, pids, "E-RUN-061", "rank 1 (node 0", "been silent for 15", "last collective all-reduce")
+
+
+def test_a_rank_paused_while_it_compiles_ends_the_run(tmp_path):
+    deep = "x"
+    for i in range(120):
+        deep = f'(tanh (linear {deep} 8 :name "l{i}"))'
+    write(tmp_path, steps=LONG, program=DEEP.replace("{deep}", deep))
+    with run(tmp_path, "--deadline", "silent=4s") as process:
+        until(lambda: (status(tmp_path).get("ranks") or [{}, {}])[1].get("phase") == "compiling", process)
+        pids = process.ranks()
+        os.kill(pids[1], signal.SIGSTOP)
+        ended(process, tmp_path, pids, "E-RUN-061", "rank 1", "compiling", seconds=20)
+
+
+def test_a_supervisor_that_is_killed_leaves_no_rank(training, tmp_path):
+    process, pids = training
+    os.kill(pids[1], signal.SIGSTOP)  # also one that could not end itself
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    end = time.monotonic() + 10
+    while alive(pids) and time.monotonic() < end:
+        time.sleep(0.1)
+    assert not alive(pids)
+
+
+def test_a_signal_stops_every_rank_at_one_step_with_one_checkpoint(tmp_path):
+    write(tmp_path, steps=LONG, every=LONG)
+    with run(tmp_path, "--checkpoint-dir", "ck") as process:
+        until(lambda: (status(tmp_path).get("step") or 0) > 5, process)
+        pids = process.ranks()
+        process.process.terminate()
+        assert process.wait() == 4, process.text()
+        assert not alive(pids)
+    assert [p.name for p in (tmp_path / "ck").glob("step-*")] == [f"step-{status(tmp_path)['step']}"]
+    assert status(tmp_path)["state"] == "stopped"
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+def nodes(folders: list[Path], *flags: list[str], **environ: str) -> list[Process]:
+    where = f"127.0.0.1:{free_port()}"
+    return [run(folder, *more, ranks=1, SEXPGPU_NODES="2", SEXPGPU_NODE_RANK=str(i), SEXPGPU_RENDEZVOUS=where, **environ)
+            for i, (folder, more) in enumerate(zip(folders, flags, strict=True))]
+
+
+def test_another_program_on_a_node_is_refused_by_name(tmp_path):
+    folders = [tmp_path / "a", tmp_path / "b"]
+    write(folders[0])
+    write(folders[1], keys=" :keep 7 ")
+    a, b = nodes(folders, [], ["--set", "lr=0.5"])
+    with a, b:
+        for process in (a, b):
+            assert process.wait() == 2, process.text()
+            text = process.text()
+            assert "E-NET-031" in text and "node 1" in text and "knob lr is 0.5" in text and "the text of r.lisp" in text, text
+
+
+def test_a_node_that_never_comes_is_waited_for_so_long(tmp_path):
+    write(tmp_path)
+    with run(tmp_path, "--deadline", "rendezvous=3s", ranks=1, SEXPGPU_NODES="2", SEXPGPU_RENDEZVOUS=f"127.0.0.1:{free_port()}") as process:
+        assert process.wait() == 2
+        assert "[E-NET-030]" in process.text() and "node 1 did not come" in process.text() and "3 s" in process.text()
+    with run(tmp_path, "--deadline", "rendezvous=2s", ranks=1, SEXPGPU_NODES="2", SEXPGPU_NODE_RANK="1", SEXPGPU_RENDEZVOUS=f"127.0.0.1:{free_port()}") as process:
+        assert process.wait() == 2
+        assert "[E-NET-030]" in process.text() and "was not reached" in process.text()
+
+
+def test_a_batch_that_ranks_do_not_divide_is_refused_once(tmp_path):
+    write(tmp_path)
+    with run(tmp_path, ranks=3) as process:
+        assert process.wait() == 2
+        assert process.text().count("E-RUN-104") == 2 and "3 ranks do not divide :batch 16" in process.text(), process.text()
+    assert status(tmp_path)["state"] == "failed"
