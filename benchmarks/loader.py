@@ -192,9 +192,13 @@ def main() -> None:
     given = parser.parse_args()
     if given.child:
         if given.child != "eager":
-            from sexpgpu.run.storage import grant
+            from sexpgpu.run.storage import grant, warm
             from sexpgpu.settings import load
             grant(load(os.environ))
+            if given.manifest.startswith("s3://"):
+                warm("data")
+            if given.child == "ours":
+                import torch  # noqa: F401 - as a run does between the reading of its file and of its data
         call = {"ours": lambda: ours(given.manifest, given.workers), "eager": lambda: eager(given.manifest, given.workers),
                 "first": lambda: first(given.manifest, given.started), "threads": lambda: threads(given.manifest)}[given.child]
         print(json.dumps(call()))

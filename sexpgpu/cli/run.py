@@ -28,6 +28,7 @@ STAGES = {
     "wanted": "sexpgpu.run.checkpoints.find:Wanted",
     "stored threads": "sexpgpu.run.checkpoints.find:stored_threads",
     "grant": "sexpgpu.run.storage:grant",
+    "warm": "sexpgpu.run.storage:warm",
     "options": "sexpgpu.run.options:RunOptions",
     "plan": "sexpgpu.run.options:RunPlan",
     "bound": "sexpgpu.run.data.dataset:FieldBound",
@@ -145,7 +146,10 @@ def _compile_and_execute(arguments: Arguments, signals: Any, status: Any) -> int
     output.report(loaded.experiment.warnings)
     chosen = compiler.choose_run(loaded.experiment, arguments.run)
     compiler.check_divides(chosen, arguments.ranks)
-    run = stage("measured")(chosen, output.say)
+    if any(batches.source.location.startswith("s3://") for batches in (chosen.data, *(e.data for e in chosen.evals))):
+        stage("warm")("data")
+    with signals.at_once():
+        run = stage("measured")(chosen, output.say)
     traced = compiler.train_graph(loaded, run)
     compiler.check_evals(loaded, run, traced)
     output.report(traced.warnings)

@@ -18,7 +18,7 @@ from sexpgpu.experiment.optimizers import ByPath, Optimizer, group_of, trace_upd
 from sexpgpu.experiment.trace import Registry, Spec, Trace, text
 from sexpgpu.ir import Node, Origins
 from sexpgpu.lisp.tensors import as_node
-from sexpgpu.lisp.values import Tensor
+from sexpgpu.lisp.values import Tensor, knobs_of
 from sexpgpu.ops import build, constant
 from sexpgpu.source import Span
 
@@ -95,13 +95,13 @@ def trace_entry(ev: Any, metric: Metric, data: Batches, samples: int, registry: 
                 parameter_place(metric.function.span, name) or metric.span, help=suggestion(name, known, f"fields of {data.source.name}"),
                 related=[Related(data.source.span, f"the source `{data.source.name}` is defined here", quoted=False)],
             )
-        args.append(_field(known[name], samples))
+        args.append(_field(ev, known[name], samples, data.batch))
     given = len(parameters.required) == len(args)
     for name, _default in parameters.optional:  # a parameter with a default takes the field of its name where there is one
         given = given and name in known
         if given:
-            args.append(_field(known[name], samples))
-    kwargs = {name: _field(known[name], samples) for name, _default in parameters.keys if name in known}
+            args.append(_field(ev, known[name], samples, data.batch))
+    kwargs = {name: _field(ev, known[name], samples, data.batch) for name, _default in parameters.keys if name in known}
     before, ev.trace = ev.trace, trace
     try:
         value = ev.call(metric.function, args, kwargs, metric.span)
@@ -132,10 +132,13 @@ def _with_fields(mistake: SexpError, given: tuple[Tensor, ...], fields: dict[str
     ))
 
 
-def _field(field_: Field, samples: int) -> Tensor:
-    if field_.rows is not None:
-        return Tensor(build("input", name=field_.name, dtype=field_.dtype, shape=(field_.rows, *field_.shape), batch=False))
-    return Tensor(build("input", name=field_.name, dtype=field_.dtype, shape=(samples, *field_.shape), batch=True))
+def _field(ev: Any, field_: Field, samples: int, batch: int) -> Tensor:
+    """A field's tensor; `batch`: the number that `samples` came from, with its knobs."""
+    rows = samples if field_.rows is None else field_.rows
+    node = build("input", name=field_.name, dtype=field_.dtype, shape=(rows, *field_.shape), batch=field_.rows is None)
+    first = knobs_of(batch) if field_.rows is None else frozenset()
+    ev.provenance.axes.setdefault(node, (first, *(knobs_of(size) for size in field_.shape)))
+    return Tensor(node)
 
 
 def _entry(metric: Metric, value: Any, samples: int) -> Entry:

@@ -16,7 +16,7 @@ from sexpgpu.experiment.trace import Spec
 from sexpgpu.experiment.traced import TracedRun
 from sexpgpu.explain.influence import knobs_below
 from sexpgpu.forms import Form, ListForm
-from sexpgpu.lisp.values import Tensor, knobs_of, show
+from sexpgpu.lisp.values import Native, Tensor, knobs_of, show
 from sexpgpu.source import Span
 
 #: forms that bind or follow one another: what stands beside a call in one of them does not decide the call
@@ -110,18 +110,21 @@ def decisions(loaded: Loaded, calls: Iterable[Span]) -> Iterable[tuple[str, str]
     for call in calls:
         around = _around(trees.get(id(call.source), []), call)
         for form in around:
-            if form is not around[-1] or form.head() not in _SEQUENCES:
-                for decision in _decisions_of(form, around, by_place):
-                    for knob in by_place[decision]:
-                        found.setdefault((knob, decision), None)
+            for decision in _decisions_of(loaded, form, around, by_place):
+                for knob in by_place[decision]:
+                    found.setdefault((knob, decision), None)
     return list(found)
 
 
-def _decisions_of(form: ListForm, around: list[ListForm], by_place: dict[str, list[str]]) -> Iterable[str]:
-    """Places of decisions at a form around a call, or directly in its arguments if it is no sequence of things."""
+def _decisions_of(loaded: Loaded, form: ListForm, around: list[ListForm], by_place: dict[str, list[str]]) -> Iterable[str]:
+    """Places of decisions at a form around a call, or in its arguments if it is no sequence of things.
+
+    The arguments of the call itself decide what it is given, not whether it is made, unless it is a builtin's: `mapcar`.
+    """
     if form.span is not None and form.span.place in by_place:
         yield form.span.place
-    if form.head() in _SEQUENCES or (form.head() is None and form in around):
+    head = form.head()
+    if head is None or head in _SEQUENCES or (form is around[-1] and not isinstance(loaded.ev.builtins.get(head), Native)):
         return
     todo: list[Form] = [item for item in form.items if item not in around]
     while todo:

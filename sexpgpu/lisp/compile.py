@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable as PyCallable
 from typing import Any
 
-from sexpgpu.diagnostics import SexpError
+from sexpgpu.diagnostics import SexpError, one_or_all
 from sexpgpu.forms import Form, Keyword, ListForm, Literal, Symbol
 from sexpgpu.lisp.budget import EXPANSION, FRAME
 from sexpgpu.lisp.macros import HomeSymbol, expand
@@ -24,6 +24,7 @@ Compiled = tuple[Code, int]
 
 #: what a tail call returns; the call itself is `ev.tail`
 TAIL = object()
+MOST_TOGETHER = 4  # names that nothing has, said beside the first of their function
 MAX_COMPILE_DEPTH = 1_500  # forms within forms, macro results included
 
 
@@ -70,10 +71,12 @@ class Compiler:
         self.ev = ev
         self.core = core
         self.depth = 0
+        #: for each function's cell, the symbols of the user's text in it that no scope within the file binds
+        self.read: dict[int, tuple[list, list[Symbol]]] = {}
 
     def compile(self, form: Form, scope: Scope, cell: list, tail: bool = False) -> Compiled:
         if isinstance(form, Symbol):
-            return self.symbol(form, scope), 1
+            return self.symbol(form, scope, cell), 1
         if not isinstance(form, ListForm):
             value = form_value(form)
             return (lambda env: value), 1
@@ -140,10 +143,10 @@ class Compiler:
 
     # ---------------------------------------------------------------- names
 
-    def symbol(self, form: Symbol, scope: Scope) -> Code:
+    def symbol(self, form: Symbol, scope: Scope, cell: list) -> Code:
         name, depth = form.name, scope.depth(form.name)
         if depth is None:
-            return self.global_symbol(form, scope)
+            return self.global_symbol(form, scope, cell)
         missing = self.missing
 
         if depth == 0:
@@ -181,9 +184,12 @@ class Compiler:
         return self.ev.error("E-EVAL-019", f"`{form.name}` is a macro, which has no value", form,
                              help=f"call it: `({form.name} …)`, or wrap it: `(lambda (x) ({form.name} x))`")
 
-    def global_symbol(self, form: Symbol, scope: Scope, called: bool = False) -> Code:
+    def global_symbol(self, form: Symbol, scope: Scope, cell: list, called: bool = False) -> Code:
         name, module, own, ev = form.name, scope.module, scope.module.env.vars, self.ev
         home: Module | None = form.home if type(form) is HomeSymbol and form.home is not module else None
+        read = self.read.setdefault(id(cell), (cell, []))[1]
+        if home is None and form.span is not None and not ev.loader.is_library(form.span.source):
+            read.append(form)
 
         def value_of(env: Env) -> Any:
             value = None
@@ -197,7 +203,7 @@ class Compiler:
                 except SexpError as mistake:
                     raise ev.locate(mistake, form) from None
                 if value is None:
-                    raise self.unknown(form, scope)
+                    raise self.unknown_together(form, scope, read)
             if type(value) is Macro:
                 raise self.macro_value(form, called)
             return value
@@ -211,6 +217,19 @@ class Compiler:
                             help=f"write it first in a list: `({name} …)`")
         return ev.error("E-EVAL-001", f"nothing is named `{name}`", form, about=name,
                         help=ev.suggest_name(name, scope.module.names() | scope.local_names()))
+
+    def unknown_together(self, form: Symbol, scope: Scope, read: list[Symbol]) -> SexpError:
+        """The mistake, with those of the other names in the same function that nothing in the file has or will define."""
+        first, defined = self.unknown(form, scope), {form.name, *self.core, *self.ev.specials, *self.ev.loader.defined()}
+        others: dict[str, Symbol] = {}
+        for other in read:
+            try:
+                known = other.name in defined or scope.module.lookup(other.name) is not None
+            except SexpError:  # a name from two imports has a mistake of its own
+                known = True
+            if not known and len(others) < MOST_TOGETHER:
+                others.setdefault(other.name, other)
+        return one_or_all([*first.diagnostics, *(d for other in others.values() for d in self.unknown(other, scope).diagnostics)])
 
     # ---------------------------------------------------------------- calls
 
@@ -227,7 +246,7 @@ class Compiler:
                                 help="write a list of values as `[a b c]` or `(list a b c)`, data as `'(a b c)`")
         first = form.items[0]
         if isinstance(first, Symbol) and scope.depth(first.name) is None:
-            head, cost = self.global_symbol(first, scope, called=True), 2
+            head, cost = self.global_symbol(first, scope, cell, called=True), 2
         else:
             head, cost = self.compile(first, scope, cell)
             cost += 1

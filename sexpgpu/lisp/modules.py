@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from sexpgpu.diagnostics import Related, fail, nearest, problem
-from sexpgpu.forms import Form, Keyword, ListForm, Literal
+from sexpgpu.forms import Form, Keyword, ListForm, Literal, Symbol
 from sexpgpu.lisp.scope import Module
 from sexpgpu.read.reader import read
 from sexpgpu.source import Source, Span
@@ -140,6 +140,18 @@ class Loader:
                 for name in _DEFINED.findall(text):
                     self._index.setdefault(name, module)
         return self._index
+
+    def defined(self) -> set[str]:
+        """Names that a top-level form of the user's own files defines, sooner or later: the second of each."""
+        todo = [form for file in [self.main, *self.files.values()] if not file.library for form in file.forms]
+        names = set()
+        while todo:
+            form = todo.pop()
+            if isinstance(form, ListForm) and form.head() == "progn":
+                todo += form.items[1:]
+            elif isinstance(form, ListForm) and len(form.items) > 1 and isinstance(form.items[1], Symbol):
+                names.add(form.items[1].name)
+        return names
 
     def all_files(self) -> list[File]:
         """Every file that top-level imports reach, main first, each once; for passes that look before evaluation."""

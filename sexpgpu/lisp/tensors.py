@@ -53,8 +53,11 @@ class Provenance:
         for number in numbers:
             if knobs_of(number) and isinstance(number, int):
                 by_size[int(number)] = by_size.get(int(number), frozenset()) | knobs_of(number)
-        if by_size:
-            self.axes[node] = tuple(by_size.get(n, frozenset()) for n in node.type.shape)
+        axes = [by_size.get(n, frozenset()) for n in node.type.shape]
+        if node.op == "reshape" and -1 in numbers:  # a size that is computed comes from all of the operand's
+            axes[numbers.index(-1)] = frozenset().union(*self.axes.get(node.inputs[0], ()))
+        if any(axes):
+            self.axes[node] = tuple(axes)
 
 
 class OpFunction(Callable):

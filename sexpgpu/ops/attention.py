@@ -212,14 +212,32 @@ def _infer_attend_grad(types: Types, attrs: Attrs) -> TensorType:
 
 
 def _attend_grad(torch: Any, node: Node, args: list[Any]) -> Any:
-    """In bf16 and f16 everything within is f32, and the result is rounded once."""
+    return _gradients(torch, node, args)[node.attrs["of"]]
+
+
+def _gradients(torch: Any, node: Node, args: list[Any]) -> tuple[Any, ...]:
+    """By queries, keys and values. In bf16 and f16 everything within is f32, and the results are rounded once."""
     ct, q, k, v, _, *masks = args
     low = node.type.dtype in ("bf16", "f16")
     with torch.inference_mode(False), torch.enable_grad():
         q, k, v, ct = ((x.detach().float() if low else x.detach()).clone() for x in (q, k, v, ct))
         operands = [x.requires_grad_() for x in (q, k, v)]
         out = _attend_with(torch, node.attrs, [*operands, *(m.clone() for m in masks)])
-        return torch.autograd.grad(out, operands, ct)[node.attrs["of"]].to(args[0].dtype)
+        return tuple(g.to(args[0].dtype) for g in torch.autograd.grad(out, operands, ct))
+
+
+def _infer_packed(types: Types, attrs: Attrs) -> TensorType:
+    q = _infer_attend_grad(types, {**attrs, "of": 0})
+    if q.rank != 4 or any(t.shape != q.shape for t in types[1:4]):
+        raise OpProblem("E-SHAPE-001", f"attend-grad-packed: needs [b h t d] of one shape, got {types[1]}, {types[2]} and {types[3]}")
+    b, h, t, d = q.shape
+    return TensorType(q.dtype, (b, t, 3 * h * d), q.batch)
+
+
+def _packed(torch: Any, node: Node, args: list[Any]) -> Any:
+    b, h, t, d = node.inputs[1].type.shape
+    parts = [_gradients(torch, node, args)[of].transpose(1, 2).reshape(b, t, h * d) for of in range(3)]
+    return torch.cat(parts, -1)
 
 
 def _attend_grad_cost(node: Node) -> tuple[int, int]:
@@ -340,6 +358,19 @@ OPS = (
         lisp=False,
         differentiable=False,
         example="(attend-grad ct q k v out)",
+    ),
+    Op(
+        "attend-grad-packed",
+        "The gradients of attend by queries, keys and values [b h t d], side by side: [b t 3·h·d].",
+        ("ct", "q", "k", "v", "out"),
+        _infer_packed,
+        _packed,
+        _attend_grad_cost,
+        Lowering("template", "attend-grad-packed"),
+        attributes=(Parameter("causal", "bool", False), Parameter("scale", "float"), Parameter("window", "int")),
+        lisp=False,
+        differentiable=False,
+        example="(attend-grad-packed ct q k v out)",
     ),
     Op(
         "normalize",

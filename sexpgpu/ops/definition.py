@@ -35,6 +35,7 @@ FAMILIES = (
     "sexpgpu.ops.linear_entropy",
     "sexpgpu.ops.cartesian.expand",
     "sexpgpu.ops.cartesian.product",
+    "sexpgpu.ops.cartesian.joint",
     "sexpgpu.ops.cartesian.linear",
 )
 

@@ -313,7 +313,11 @@ class _Session:
         return Identity(plan.run.name, trajectory, plain_knobs(plan.experiment.knobs),
                         {text["name"]: text["sha256"] for text in self._texts()}, plan.versions, program.device, plan.ranks,
                         program.threads, plan.run.steps, self.data.digests() if self.data is not None else {},
-                        {text["name"]: text["text"] for text in self._texts()})
+                        {text["name"]: text["text"] for text in self._texts()}, self._shard())
+
+    def _shard(self) -> str:
+        """What is divided over ranks, in the word of a manifest."""
+        return "optimizer" if self.plan.run.shard and self.plan.ranks > 1 else ""
 
     def _start(self, choice: Choice, comparison: Comparison, trajectory: dict[str, str]) -> None:
         step, resumed = 0, choice.found is not None
@@ -322,6 +326,8 @@ class _Session:
             self.note(f"resuming {choice.found.manifest.slug} after step {step}, from {choice.found.folder}")
         for line in comparison.harmless + comparison.changing:
             self.note(f"  {line}")
+        if choice.found is not None and not comparison.changing and max(choice.found.manifest.ranks, self.plan.ranks) > 1:
+            self.note(f"  the numbers go on {'within float tolerance' if comparison.inexact else 'bit for bit'}")
         self.emit(Started(step, self.plan.run.steps, resumed, step if comparison.changing else None, comparison.changing))
         self.started = True
         if comparison.inexact:
@@ -370,7 +376,7 @@ class _Session:
             kernels=dict(plan.kernels), trajectory=trajectory, trajectory_hash=trajectory_hash(trajectory), digest="",
             health="healthy", files=[], parent=self.parent, steps=plan.run.steps,
             best=self.best.record() if self.best is not None else None, owed=list(owed), accepted=self.accepted,
-            shard="optimizer" if plan.run.shard and plan.ranks > 1 else "")
+            shard=self._shard())
 
         def write(cancel: Cancel) -> Saved:
             health = store.save(state, manifest, plan.run.keep, cancel)

@@ -30,7 +30,7 @@ SMALL = """(import "nn" "optim" "loss")
 (defeval valid :data (batches d :batch 8) :every 2 :metrics ((loss f)))
 """
 NORMAL = """(let* ((x (reshape image [(dim image 0) 1 6 6]))
-         (x (relu (batch-norm (convolution x 3 3 :padding 1)))))
+         (x (relu (batch-norm (convolution x 3 3 :padding 1 :bias false))))
     (linear (dropout (reshape x [(dim x 0) -1]) 0.2) 5 :name "out"))"""
 MATRICES = '(linear (tanh (linear image 12 :name "in")) 5 :name "out")'
 COUNTED = """(import "nn" "optim" "loss")
@@ -198,7 +198,7 @@ def falls(pair: Pair, program: CudaProgram) -> list[str]:
 INDEX = """(import "nn" "optim" "loss")
 (defdata d (csv "d.csv" :fields ((image f32 [4]) (label i32))))
 (defun f (image label)
-  (let ((table (param "table" [5 3])))
+  (let ((table (param "table" [5 3] :init (normal :std 1))))
     (mean (square (* (mean image) (gather table (* label 2)))))))
 (defrun train :data (batches d :batch 4) :loss f :optimizer (sgd :lr 0.1) :steps 4)
 (defeval valid :data (batches d :batch 4) :every 2 :metrics ((loss f)))

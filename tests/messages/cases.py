@@ -44,6 +44,7 @@ class Case:
     environ: dict[str, str] = field(default_factory=dict)
     first: tuple[str, ...] = ()  # a command that must succeed before
     before: Before | None = None
+    patches: dict[str, object] = field(default_factory=dict)  # dotted attribute -> what stands there: machines that are not here
 
 
 def model(body: str, more: str = "") -> str:
@@ -107,6 +108,8 @@ EVAL = [
     Case("EVAL-import", GOOD.replace(' "loss"', "")),
     Case("EVAL-arguments", top("(defun twice (a) (* 2 a))\n(defparameter b (twice 1 2))")),
     Case("EVAL-keyword", model('(linear x 5 :nam "out")')),
+    Case("EVAL-keyword-of-library", model('(layer-norm (linear x 5) :axis 4)')),
+    Case("EVAL-names-together", model("(lienar (rellu x) widht)")),
     Case("EVAL-decision", model("(if (> x 0) (linear x 5) x)")),
     Case("EVAL-let", top("(defun g (x)\n  (let (y 1) (+ x y)))\n(defparameter b (g 1))")),
     Case("EVAL-field", HEAD + MODEL.replace("(x label)", "(x lable)").replace("label))", "lable))") + RUN),
@@ -142,7 +145,7 @@ SHAPE = [
 (defun f (x label)
   (cross-entropy (model x) label))
 """ + RUN),
-    Case("SHAPE-library", model('(layer-norm (linear x 5) :axis 4)')),
+    Case("SHAPE-library", model('(rms-norm (mean x))')),
 ]
 KNOB = [
     Case("KNOB-unknown", words=("explain", "p.lisp", "--set", "widht=8")),
@@ -166,6 +169,10 @@ ENV = [
     Case("ENV-variable", words=go(), environ={"SEXPGPU_EVAL_LIMIT": "many"}),
     Case("ENV-unknown-variable", words=("explain", "p.lisp"), environ={"SEXPGPU_DIAGNOSTIC": "x"}),
     Case("ENV-code", words=("explain", "E-SHAPE-999")),
+    Case("ENV-device", words=go("--device", "gpu")),
+    Case("ENV-devices-twice", words=go("--device", "cuda"), environ={"SEXPGPU_DEVICES": "0,0"}),
+    Case("ENV-devices-words", words=go(), environ={"SEXPGPU_DEVICES": "all"}),
+    Case("ENV-target", words=go("--metrics", "json:m.jsonl")),
     Case("ENV-needs", words=go("--resume", "latest")),
 ]
 DATA = [
@@ -194,9 +201,15 @@ CKPT = [
     Case("CKPT-export", words=("export", "ck/step-1", "d.csv"), first=SAVED),
     Case("CKPT-predict", words=("predict", "p.lisp", "modle", "--resume", "ck/step-1", "--input", "d.csv", "--out", "y.npz"), first=SAVED),
 ]
+S3 = {"AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s", "SEXPGPU_AWS_REGION": "eu-west-1", "AWS_ENDPOINT_URL": "https://127.0.0.1:9"}
 NET = [
     Case("NET-scheme", words=go("--checkpoint-dir", "ftp://host/runs")),
-    Case("NET-scheme-typo", words=go("--checkpoint-dir", "s4://bucket/runs")),
+    Case("NET-keys", words=go("--checkpoint-dir", "s3://bucket/runs"), environ=S3 | {"SEXPGPU_AWS_REGION": "", "AWS_SECRET_ACCESS_KEY": ""}),
+    Case("NET-endpoint", words=go("--checkpoint-dir", "s3://bucket/runs"), environ=S3 | {"AWS_ENDPOINT_URL": "127.0.0.1:9000"}),
+    Case("NET-plain", words=go("--checkpoint-dir", "s3://bucket/runs"), environ=S3 | {"AWS_ENDPOINT_URL": "http://10.1.1.1"}),
+    Case("NET-bucket", words=go("--checkpoint-dir", "s3:///runs"), environ=S3),
+    Case("NET-metrics", words=go("--metrics", "syvain"), environ={"SYVAIN_METRICS_API_KEY": "k", "SYVAIN_METRICS_HOST": "http://127.0.0.1:9"}),
+    Case("NET-push", words=("metrics", "push", "m.jsonl"), first=go("--metrics", "jsonl:m.jsonl")),
     Case("NET-data-scheme", run('"d.csv"', '"gs://bucket/d.csv"'), go()),
     Case("NET-resume-scheme", words=go("--resume", "http://host/runs/step-3")),
     Case("NET-init-scheme", run(":steps 3", ':steps 3\n  :init (from "ftp://host/w.safetensors")'), go()),
@@ -207,7 +220,6 @@ RUNS = [
     Case("RUN-none", HEAD + MODEL, go()),
     Case("RUN-accumulate", run(":steps 3", ":steps 3\n  :accumulate 3"), go()),
     Case("RUN-time", words=go("--max-time", "90")),
-    Case("RUN-target", words=go("--metrics", "json:m.jsonl")),
     Case("RUN-target-twice", words=go("--metrics", "jsonl:m.jsonl,jsonl:m.jsonl")),
     Case("RUN-target-file", words=go("--metrics", "jsonl:p.lisp")),
     Case("RUN-status", words=go("--status", "p.lisp/s.json")),
@@ -222,11 +234,28 @@ MEM = [
     Case("MEM-state", model('(progn (state "cache" [4000000000000]) (linear x 5))'), go()),
     Case("MEM-width", words=go("--set", "width=4000000000000")),
 ]
+def _raises(text: str) -> Callable[[], None]:
+    def init() -> None:
+        raise RuntimeError(text)
+
+    return init
+
+
+def gpus(count: int, **changed: object) -> dict[str, object]:
+    """torch as on a machine with that many GPUs."""
+    torch: dict[str, object] = {"__version__": "2.13.0", "version.cuda": "12.8", "cuda.init": lambda: None, "cuda.device_count": lambda: count,
+                                "cuda.get_device_name": lambda i: "NVIDIA H200", **changed}
+    return {f"torch.{name}": value for name, value in torch.items()} | {"sexpgpu.cli.device.cache": lambda environ: []}
+
+
+CUDA = go("--device", "cuda")
+TOO_OLD = "The NVIDIA driver on your system is too old (found version 11040)."
 DEV = [
-    Case("DEV-none", words=go("--device", "cuda")),
-    Case("DEV-unknown", words=go("--device", "gpu")),
-    Case("DEV-ordinals", words=go("--device", "cuda"), environ={"SEXPGPU_DEVICES": "0,0"}),
-    Case("DEV-no-ordinal", words=go("--device", "cuda"), environ={"SEXPGPU_DEVICES": "99"}),
-    Case("DEV-words", words=go(), environ={"SEXPGPU_DEVICES": "all"}),
+    Case("DEV-build", words=CUDA, patches=gpus(0, **{"version.cuda": None, "__version__": "2.13.0+cpu"})),
+    Case("DEV-none", words=CUDA, patches=gpus(0), environ={"CUDA_VISIBLE_DEVICES": ""}),
+    Case("DEV-driver", words=CUDA, patches=gpus(1, **{"cuda.init": _raises(TOO_OLD)})),
+    Case("DEV-number", words=CUDA, patches=gpus(2), environ={"SEXPGPU_DEVICES": "2"}),
+    Case("DEV-which", words=CUDA, patches=gpus(2)),
+    Case("DEV-triton", words=CUDA, patches=gpus(1) | {"sexpgpu.backends.cuda.device.find_spec": lambda name: None}),
 ]
 CASES = [*READ, *EVAL, *SHAPE, *KNOB, *ENV, *DATA, *CKPT, *NET, *RUNS, *MEM, *DEV]

@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 from cases import CASES, CSV, Case
 
@@ -33,6 +34,14 @@ def _inside(folder: Path, environ: dict[str, str]) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+@contextlib.contextmanager
+def _patched(patches: dict[str, object]) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        for name, value in patches.items():
+            stack.enter_context(mock.patch(name, value))
+        yield
 
 
 def prepare(case: Case, folder: Path) -> None:
@@ -61,7 +70,8 @@ def said(case: Case) -> str:
                     shown.clear()
                 if case.before is not None:
                     case.before(folder)
-                code = main.perform(list(case.words))
+                with _patched(case.patches):
+                    code = main.perform(list(case.words))
         finally:
             output.report = report
     text = "\n\n".join(shown).replace(str(folder.resolve()), "FOLDER").replace(name, "FOLDER")

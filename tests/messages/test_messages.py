@@ -32,7 +32,8 @@ def test_says(case: Case) -> None:
 
 def test_five_of_each_family() -> None:
     for family in ("READ", "EVAL", "SHAPE", "KNOB", "ENV", "DATA", "CKPT", "NET", "RUN", "MEM", "DEV"):
-        assert sum(c.name.startswith(f"{family}-") for c in CASES) >= 5, family
+        texts = [(GOLDEN / f"{c.name}.txt").read_text("utf-8") for c in CASES if c.name.startswith(f"{family}-")]
+        assert len(texts) >= 5 and all(re.search(rf"^(error|warning)\[[EW]-{family}-", text, re.M) for text in texts), family
     assert {p.stem for p in GOLDEN.glob("*.txt")} == {c.name for c in CASES}, "a golden without a case"
 
 
@@ -128,6 +129,29 @@ def test_a_consequence_is_no_second_mistake(tmp_path: Path) -> None:
     text = GOOD + "(defparameter a (lenght [1]))\n(defparameter b (+ a 1))\n(defparameter c (first 3))\n"
     assert [d.message.split("`")[1] for d in checked(tmp_path, text)] == ["lenght", "first"]
     assert [d.code for d in checked(tmp_path, GOOD.replace('"optim"', '"optimm"'))] == ["E-EVAL-011"]
+
+
+def names(found: list[Diagnostic]) -> list[str]:
+    return [d.message.split("`")[1] for d in found if d.code == "E-EVAL-001"]
+
+
+def test_unknown_names_of_one_function_are_said_together(tmp_path: Path) -> None:
+    assert names(checked(tmp_path, model("(lienar (rellu x) widht)"))) == ["lienar", "rellu", "widht"]
+    assert names(checked(tmp_path, GOOD + "(defun g (a) (if a (lenght a) (frist a)))\n(g [1])\n")) == ["lenght", "frist"]
+    many = checked(tmp_path, GOOD + f"(list {' '.join(f'unknown-{i}' for i in range(9))})\n")
+    assert names(many) == [f"unknown-{i}" for i in range(5)]  # the rest says itself when these are mended
+
+
+def test_a_name_that_is_defined_later_is_none_of_them(tmp_path: Path) -> None:
+    later = "(defun g (a) (lenght (later a)))\n(g [1])\n(progn (defun later (a) a))\n"
+    assert names(checked(tmp_path, GOOD + later)) == ["lenght"]
+    macro = "(defmacro make (name) `(defun ,name (a) a))\n(defun g (a) (lenght (made a)))\n(g [1])\n(make made)\n"
+    assert names(checked(tmp_path, GOOD + macro)) == ["lenght"]
+    bound = "(defun g (a) (let ((b 1)) (destructuring-bind (c d) [1 2] (dotimes (i 2) (lenght a b c d i)))))\n(g 1)\n"
+    assert names(checked(tmp_path, GOOD + bound)) == ["lenght"]
+    assert names(checked(tmp_path, GOOD + "(defun g (a) (quote (lenght b)) `(lenght b) (frist a))\n(g 1)\n")) == ["frist"]
+    lost = "(defparameter p (lenght [1]))\n(defun g (a) (frist p))\n(g 1)\n"
+    assert names(checked(tmp_path, GOOD + lost)) == ["lenght", "frist"]
 
 
 def test_a_text_of_many_mistakes_stops_at_twenty(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 from pathlib import Path
@@ -124,6 +125,26 @@ def test_mistakes(files, tmp_path, capsys):
                         ([str(files[0]), "--smooth", "much"], "E-ENV-001")):
         assert perform(["plot", *words]) == 2
         assert code in capsys.readouterr().err
+
+
+ODD = [
+    {"type": "metric", "name": 7, "step": 1, "value": 1}, {"type": "metric", "name": "x", "step": "q", "value": 1}, {"type": "metric", "name": "x", "value": 1},
+    {"type": "metric", "name": "x", "step": 1, "value": "text"}, {"type": "metric", "name": "x", "step": 1, "value": 10**400},
+    {"type": "metric", "name": "x", "step": 10**30, "value": 1}, {"type": "metric", "name": "x", "step": 1, "value": 1, "metadata": 3},
+    {"type": "run", "event": "start", "slug": 5}, {"type": "run", "event": "resume", "knobs": [1]}, {"type": "run", "event": "resume", "accepted": 3},
+    {"type": "annotation", "text": None}, {"type": [], "seq": "x"}, {"type": "metric", "name": "x", "step": 1, "value": True},
+]  # fmt: skip
+
+
+def test_lines_of_others_are_left_out(tmp_path):
+    """A file that somebody edited is drawn from what is left of it."""
+    file = tmp_path / "odd.jsonl"
+    good = {"type": "metric", "run_id": "a", "seq": 0, "time": 1.0, "name": "$\\alpha$ <x>", "step": -5, "value": 1e300, "metadata": {"split": "$x"}}
+    lines = [json.dumps({"run_id": "a", **record}) for record in ODD]
+    file.write_text("\n".join([*lines, "[1]", "null", "{", json.dumps(good), '{"type": "metric", "run']))
+    found = read_runs(file)["a"]
+    assert [m["name"] for m in found.metrics] == [good["name"]] and found.about == {}
+    assert perform(["plot", str(file)]) == 0 and file.with_suffix(".png").stat().st_size > 1000
 
 
 def test_without_matplotlib(files, monkeypatch, capsys):

@@ -332,3 +332,18 @@ def test_another_program_is_a_warning(mixed: Path) -> None:
     with pytest.warns(UserWarning, match="knob rate: was 0.25, is 0"):
         model = sexpgpu.load(mixed / "p.lisp", set={"rate": 0}, checkpoint=mixed / "runs" / "step-6")
     assert model.updates == 6
+
+
+def test_a_loss_of_sum_and_count_is_a_scalar(mixed: Path) -> None:
+    """As the run counts it; the function itself gives both."""
+    text = MIXED.replace("(cross-entropy (model (scale x)) label))", "(cross-entropy (model (scale x)) label :ignore 1))")
+    (mixed / "counted.lisp").write_text(text, encoding="utf-8")
+    model = sexpgpu.load(str(mixed / "counted.lisp"))
+    x, label = torch.randn(5, 4), torch.tensor([0, 1, 2, 1, 0])
+    loss = model(x, label)
+    expected = torch.nn.functional.cross_entropy(model.model(model.scale(x)), label, ignore_index=1)
+    assert loss.shape == () and torch.allclose(loss, expected, atol=1e-6)
+    total, count = model.f(x, label)
+    assert count == 3 and torch.equal(total / count, loss)
+    loss.backward()
+    assert model.get_parameter("model/out/weight").grad.abs().sum() > 0

@@ -585,6 +585,12 @@ def test_mistakes_of_build(tmp_path, code, text, says):
     assert says in wrong(code, build, [Input("train", None, path)], tmp_path / "m", 5, None).message
 
 
+@pytest.mark.parametrize("base", ["", "http://host/x", "folder", "s3://", "/", "s3:/bucket"])
+def test_a_base_that_no_reader_takes(tmp_path, base):
+    assert "--base" in wrong("E-DATA-019", make, tmp_path, {"train": rows(3)}, base=base).message
+    assert not (tmp_path / "m").exists()
+
+
 def test_words_of_inputs():
     assert parse_input("a.jsonl") == Input("train", None, Path("a.jsonl"))
     assert parse_input("valid/hard 2=x/y=z.jsonl") == Input("valid", "hard 2", Path("x/y=z.jsonl"))

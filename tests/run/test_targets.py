@@ -87,7 +87,7 @@ def test_status_is_valid_at_every_moment(tmp_path):
     status.close()
     assert set(json.loads(path.read_text())) == {
         "state", "slug", "run_id", "run", "step", "steps", "loss", "rate", "eta_seconds", "knobs", "checkpoint",
-        "device", "pid", "host", "updated", "error", "since", "overdue"}
+        "device", "pid", "host", "updated", "error", "since", "overdue", "ranks"}
     assert [p.name for p in tmp_path.iterdir()] == ["s.json"]
 
 

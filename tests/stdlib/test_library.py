@@ -124,8 +124,8 @@ def test_what_is_written_here_instead_of_pytorch_works(tmp_path, name):
 def test_a_name_of_pytorch_is_explained(tmp_path):
     with pytest.raises(SexpError) as caught:
         made(tmp_path, "(defun f (x) (mean (torch.masked_fill x (> x 0) 0)))")
-    assert "(where (> x 0) 0 x)" in str(caught.value)
+    assert "(where (> x 0) 0 x)" in caught.value.diagnostic.help[0]
     with pytest.raises(SexpError) as caught:
         made(tmp_path, "(defun f (x) (for (i 3) x))")
-    assert "dotimes" in str(caught.value)
+    assert "dotimes" in caught.value.diagnostic.help[0]
     assert not set(FORMS | WORDS) & ({n for _, _, n in definitions()} | set(BUILTINS) | {n for n, op in table().items() if op.lisp})

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 
 from sexpgpu.backends.cuda import modules
+from sexpgpu.backends.cuda.attention import backward as gradients
+from sexpgpu.backends.cuda.attention import fits
 from sexpgpu.ir import Node
 from sexpgpu.ops import table
 from sexpgpu.passes.schedule.views import layout
@@ -78,7 +80,11 @@ def _fused(q: torch.Tensor, v: torch.Tensor, node: Node, masks: list[Any]) -> bo
 
 
 class Attention:
-    """Attention by torch's kernels; what a forward pass leaves for its gradient is kept until that has run."""
+    """Attention by torch's kernels; what a forward pass leaves for its gradient is kept until that has run.
+
+    Deterministic, the gradient is by our kernels, which need what cuDNN's forward pass leaves; where they do not fit, by torch's flash
+    attention. Otherwise by cuDNN's, the fastest, which adds in an order of its own.
+    """
 
     def __init__(self, deterministic: bool):
         self.deterministic = deterministic
@@ -88,10 +94,9 @@ class Attention:
         q, k, v, *masks = operands
         if q.shape[-3:-2] != k.shape[-3:-2]:
             k, v = (x.repeat_interleave(q.shape[-3] // x.shape[-3], -3) for x in (k, v))
-        a = node.attrs
+        a, aten = node.attrs, torch.ops.aten
         if _fused(q, v, node, masks):
-            aten = torch.ops.aten
-            if self.deterministic:
+            if self.deterministic and not fits(q, k, v):
                 out, *rest = aten._scaled_dot_product_flash_attention(q, k, v, 0.0, a["causal"], False, scale=a["scale"])
             else:
                 out, *rest = aten._scaled_dot_product_cudnn_attention(q, k, v, None, True, 0.0, a["causal"], False, scale=a["scale"])
@@ -112,12 +117,28 @@ class Attention:
             del self.left[key]
         return found
 
-    def _gradients(self, node: Node, operands: list[Any]) -> list[Any]:
+    def packed(self, node: Node, operands: list[Any]) -> torch.Tensor:
+        """The three gradients side by side: [b t 3·h·d]."""
+        q = operands[1]
+        b, h, t, d = q.shape
+        joint = torch.empty((b, t, 3, h, d), dtype=q.dtype, device=q.device)
+        homes = [joint[:, :, i].transpose(1, 2) for i in range(3)]
+        for home, found in zip(homes, self._gradients(node, operands, homes), strict=True):
+            if found is not home:
+                home.copy_(found)
+        return joint.view(node.type.shape)
+
+    def _gradients(self, node: Node, operands: list[Any], homes: list[Any] | None = None) -> list[Any]:
         ct, q, k, v, out, *masks = operands
         a, aten = node.attrs, torch.ops.aten
         rest = self.left.pop(node.inputs[4], None)
         if rest is not None and q.shape[-3] == k.shape[-3]:
             sums, cum_q, cum_k, max_q, max_k, seed, offset = rest[:7]
+            if self.deterministic and fits(q, k, v):
+                if homes is None:
+                    homes = [torch.empty_like(out) for _ in range(3)]
+                gradients(ct, q, k, v, out, sums, (homes[0], homes[1], homes[2]), a["causal"], a["scale"])
+                return homes
             if self.deterministic:
                 return list(aten._scaled_dot_product_flash_attention_backward(ct, q, k, v, out, sums, cum_q, cum_k, max_q, max_k, 0.0, a["causal"], seed, offset, scale=a["scale"]))
             return list(aten._scaled_dot_product_cudnn_attention_backward(ct, q, k, v, out, sums, seed, offset, None, cum_q, cum_k, max_q, max_k, 0.0, a["causal"], scale=a["scale"]))
@@ -203,12 +224,14 @@ class Library:
         self.own: dict[str, Callable[..., torch.Tensor]] = {
             "attend": self.attention.forward,
             "attend-grad": self.attention.backward,
+            "attend-grad-packed": self.attention.packed,
             "linear-cross-entropy": self.heads.forward,
             "linear-cross-entropy-grad": self.heads.backward,
         }
 
     def forget(self) -> None:
         self.heads.forget()
+        self.attention.left.clear()
 
 
 def call(node: Node, operands: list[Any], device: torch.device, kept: Library) -> torch.Tensor:

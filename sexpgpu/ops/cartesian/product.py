@@ -293,7 +293,11 @@ class _Tables:
         return torch.cat(sums, 1)
 
 
-_tables = lru_cache(maxsize=256)(_Tables)
+@lru_cache(maxsize=256)
+def _tables(torch: Any, form: Form, dtype: Any, device: Any) -> _Tables:
+    """The tables of a form on a device."""
+    with torch.device(device):
+        return _Tables(torch, form, dtype)
 
 
 class _Narrow:
@@ -388,7 +392,7 @@ def _reference(torch: Any, node: Node, args: list[Any]) -> Any:
     form, indices = form_of(types["a"], types["b"], node.attrs), args[3:] if edges else None
     count = types["a"].shape[0]
     swap = form.channels_a == 1 and form.channels_b > 1  # the narrow operand stands second
-    tables = _tables(torch, _swapped(form) if swap else form, dtype)
+    tables = _tables(torch, _swapped(form) if swap else form, dtype, args[0].device)
     channels = {"a": form.channels_a, "b": form.channels_b}
     a, b = (None if s == target else slots[s].reshape(*types[s].shape[:2], channels[s]) for s in ("a", "b"))
     w = None if target == "weights" else slots["weights"].reshape(

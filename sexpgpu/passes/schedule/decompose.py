@@ -22,7 +22,73 @@ MOVES = ("reshape", "transpose", "slice", "squeeze", "expand-dims", "flip")
 def decompose(results: Mapping[str, Node], origins: Origins | None = None) -> dict[str, Node]:
     """The graph without composites. Runs after gradients are expanded and precision is applied."""
     found = {name: _wide(node) for name, node in rewrite(results, _rule, origins).items()}
-    return _biased(_transposed(found, origins), origins)
+    return _biased(_transposed(_packed(found, origins), origins), origins)
+
+
+def _packed(results: Mapping[str, Node], origins: Origins | None) -> dict[str, Node]:
+    """The three gradients of an attention, padded and added into the gradient of the tensor that its operands were cut from, as one:
+    a kernel writes them where they belong."""
+
+    def rule(node: Node, inputs: tuple[Node, ...]) -> Node | None:
+        if node.op != "+":
+            return None
+        parts = sorted(_addends(node), key=lambda n: n.attrs["before"][-1] if n.op == "pad" else -1)
+        if len(parts) != 3 or any(n.op != "pad" or node.type.rank != 3 for n in parts):
+            return None
+        grads = [_gradient_of(n.inputs[0]) for n in parts]
+        if any(g is None for g in grads):
+            return None
+        of = [g.attrs["of"] for g in grads if g is not None]
+        first = grads[0]
+        assert first is not None
+        if of != [0, 1, 2] or any(g is None or g.inputs != first.inputs for g in grads) or len(first.inputs) != 5:
+            return None
+        b, h, t, d = first.type.shape
+        if any(x.type.shape != first.type.shape for x in first.inputs[1:4]) or node.type.shape != (b, t, 3 * h * d):
+            return None
+        if [n.attrs["before"][-1] for n in parts] != [0, h * d, 2 * h * d] or any(n.attrs["value"] for n in parts):
+            return None
+        attrs = {k: v for k, v in first.attrs.items() if k != "of"}
+        return build("cast", done(build("attend-grad-packed", *first.inputs, **attrs)), dtype=node.type.dtype)
+
+    def done(node: Node) -> Node:
+        """The new node over what its operands became."""
+        return build(node.op, *(rewritten.get(i, i) for i in node.inputs), **node.attrs)
+
+    rewritten: dict[Node, Node] = {}
+
+    def outer(node: Node, inputs: tuple[Node, ...]) -> Node | None:
+        new = rule(node, inputs)
+        if new is None and node.op == "cast":
+            new = _cast(rebuild(node, inputs))
+        rewritten[node] = new if new is not None else rebuild(node, inputs)
+        return rewritten[node]
+
+    return rewrite(results, outer, origins)
+
+
+def _addends(node: Node) -> list[Node]:
+    found, stack = [], [node]
+    while stack:
+        top = stack.pop()
+        if top.op == "+":
+            stack += top.inputs
+        else:
+            found.append(top)
+    return found
+
+
+def _gradient_of(node: Node) -> Node | None:
+    """The attend-grad [b h t d] that a tensor [b t h·d] is, cast or not."""
+    for op in ("reshape", "transpose"):
+        if node.op == "cast":
+            node = node.inputs[0]
+        if node.op != op or (op == "transpose" and node.attrs["permutation"] != (0, 2, 1, 3)):
+            return None
+        node = node.inputs[0]
+    if node.op == "cast":
+        node = node.inputs[0]
+    return node if node.op == "attend-grad" and node.type.rank == 4 else None
 
 
 def _biased(results: Mapping[str, Node], origins: Origins | None) -> dict[str, Node]:

@@ -32,6 +32,7 @@ class Identity:
     steps: int | None = None
     data: Mapping[str, Any] = field(default_factory=dict)  # as `Manifest.data`
     sources: Mapping[str, str] = field(default_factory=dict)  # name -> text
+    shard: str | None = None  # as in a manifest; None: not of interest
 
 
 @dataclass(frozen=True)
@@ -192,6 +193,8 @@ def _inexact(manifest: Manifest, now: Identity) -> list[str]:
     lines = [f"{what} was {old}, is {new}"
              for what, old, new in (("device", manifest.device, now.device), ("ranks", manifest.ranks, now.ranks),
                                     ("threads", manifest.threads, now.threads)) if old != new]
+    if now.shard is not None and manifest.shard != now.shard:
+        lines.append(f":shard was {manifest.shard or 'none'}, is {now.shard or 'none'}")
     for name in sorted(set(manifest.versions) | set(now.versions)):
         old_version, new_version = manifest.versions.get(name), now.versions.get(name)
         if old_version != new_version:

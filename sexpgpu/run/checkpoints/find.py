@@ -125,7 +125,7 @@ def at_path(path: str | Path, read: bool = True) -> Found:
     except StorageError as error:
         if place.scheme != "file":
             raise
-        fail("E-CKPT-001", f"{place.url} cannot be read: {error.reason}")
+        fail("E-CKPT-001", f"{place.url} cannot be read: {error.reason}", help="name a folder step-<n> with a manifest.json")
     return Found(place, manifest, files)
 
 

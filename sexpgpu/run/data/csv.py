@@ -1,7 +1,7 @@
 """`(csv location :fields …)`: a header and rows of numbers, plain or gzipped.
 
-A column is parsed in one go by Python's float and int, which round correctly; only when that fails is it looked at
-cell by cell, to name the file, line and column.
+Some thousand rows at a time, a column is parsed in one go by Python's float and int, which round correctly; only when that
+fails is it looked at cell by cell, to name the file, line and column.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -22,10 +22,11 @@ from sexpgpu.experiment.model import DataSource, Field
 from sexpgpu.run.data.cache import Say, silent
 from sexpgpu.run.data.convert import NUMPY as DTYPES
 from sexpgpu.run.data.dataset import Dataset
-from sexpgpu.run.data.files import unpacked
+from sexpgpu.run.data.files import text_chunks, whole_lines
 from sexpgpu.run.data.parsed import dataset
 from sexpgpu.run.data.records import LINES
 
+CELLS = 1 << 18  # cells parsed in one go
 _NUMBER = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*", re.ASCII)
 
 
@@ -50,49 +51,86 @@ def read(source: DataSource, path: Path, say: Say = silent) -> Dataset:
 
 
 def _parts(source: DataSource, path: Path) -> Iterator[dict[str, np.ndarray]]:
-    table = _table(source, _text(source, unpacked(source, path)))
-    fields = {field.name: _field(table, field) for field in source.fields}
-    yield fields | {LINES: np.array(table.lines, np.int64)}
+    for table in _tables(source, path):
+        yield {field.name: _field(table, field) for field in source.fields} | {LINES: np.array(table.lines, np.int64)}
 
 
-def _text(source: DataSource, data: bytes) -> str:
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        fail("E-DATA-008", f"{source.location}, line {line}: byte 0x{data[error.start]:02x} is not UTF-8",
-             source.location_span or source.span, help="save the file as UTF-8")
+class _Bytes(io.RawIOBase):
+    """Chunks as a file that is read from its beginning to its end."""
+
+    def __init__(self, chunks: Iterator[bytes]):
+        self._chunks, self._rest = chunks, b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        self._rest = self._rest or next(self._chunks, b"")
+        count = min(len(buffer), len(self._rest))
+        buffer[:count] = self._rest[:count]
+        self._rest = self._rest[count:]
+        return count
 
 
-def _reader(text: str):
-    return csv.reader(io.StringIO(text, newline=""), strict=True)
-
-
-def _table(source: DataSource, text: str) -> _Table:
+def _tables(source: DataSource, path: Path) -> Iterator[_Table]:
+    """The rows in parts of about CELLS cells, each with the header."""
     place = source.location_span or source.span
-    reader = _reader(text)
+    text = io.TextIOWrapper(io.BufferedReader(_Bytes(text_chunks(source, path)), 1 << 18), "utf-8-sig", newline="")
+    reader = csv.reader(text, strict=True)
+    header: list[str] | None = None
     rows: list[list[str]] = []
     lines: list[int] = []
+    some = False
     try:
         for cells in reader:
             if not cells:
                 continue
-            if rows and len(cells) != len(rows[0]):
+            if header is None:
+                header = _header(source, cells)
+                continue
+            if len(cells) != len(header):
                 fail("E-DATA-004", f"{source.location}, line {reader.line_num}: {len(cells)} cells, but the header has "
-                     f"{len(rows[0])}", place)
+                     f"{len(header)}", place)
             rows.append(cells)
             lines.append(reader.line_num)
+            if len(rows) * len(header) >= CELLS:
+                yield _table(source, header, rows, lines)
+                some, rows, lines = True, [], []
     except csv.Error as error:
         fail("E-DATA-012", f"{source.location}, line {reader.line_num}: {error}", place)
-    if len(rows) < 2:
-        fail("E-DATA-006", f"{source.location} has {'a header but no rows' if rows else 'no text at all'}", place)
-    header = [name.strip() for name in rows[0]]
+    except UnicodeDecodeError:
+        _not_text(source, path)
+    if rows and header is not None:
+        yield _table(source, header, rows, lines)
+    elif not some:
+        fail("E-DATA-006", f"{source.location} has {'a header but no rows' if header else 'no text at all'}", place)
+
+
+def _header(source: DataSource, cells: list[str]) -> list[str]:
+    header = [name.strip() for name in cells]
     twice = sorted({name for name in header if header.count(name) > 1})
     if twice:
-        fail("E-DATA-007", f"{source.location}: the header has `{twice[0]}` twice", place)
-    body_start = text.find("\n") + 1
-    simple = text.isascii() and text.find("_", body_start) < 0
-    return _Table(source, header, list(zip(*rows[1:], strict=True)), simple, lines[1:])
+        fail("E-DATA-007", f"{source.location}: the header has `{twice[0]}` twice", source.location_span or source.span)
+    return header
+
+
+def _table(source: DataSource, header: list[str], rows: list[list[str]], lines: list[int]) -> _Table:
+    columns = list(zip(*rows, strict=True))
+    plain = all(text.isascii() and "_" not in text for text in map("".join, columns))
+    return _Table(source, header, columns, plain, lines)
+
+
+def _not_text(source: DataSource, path: Path) -> NoReturn:
+    """E-DATA-008 at the first byte that is not UTF-8, which a second reading finds."""
+    line = 1
+    try:
+        for piece in whole_lines(text_chunks(source, path), 1):
+            piece.decode("utf-8")
+            line += piece.count(b"\n")
+    except UnicodeDecodeError as error:
+        at = line + error.object.count(b"\n", 0, error.start)
+        fail("E-DATA-008", f"{source.location}, line {at}: byte 0x{error.object[error.start]:02x} is not UTF-8", source.location_span or source.span, help="save the file as UTF-8")
+    raise AssertionError("the first reading found it")
 
 
 def _columns_of(table: _Table, field: Field) -> list[int]:

@@ -62,12 +62,12 @@ class RemotePlace:
 
     def stat(self) -> Found | None:
         """None where there is no such object; raises StorageError otherwise."""
-        found = bucket(self.bucket).head(self.key)
+        found = bucket(self.bucket, self.text).head(self.key)
         return None if found is None else Found(found.size, found.tag)
 
     def chunks(self) -> Iterator[bytes]:
         """The bytes in pieces; raises StorageError."""
-        yield from bucket(self.bucket).stream(self.key)
+        yield from bucket(self.bucket, self.text).stream(self.key)
 
 
 Place = LocalPlace | RemotePlace
@@ -76,13 +76,12 @@ Place = LocalPlace | RemotePlace
 _opened: dict[str, tuple[Any, Any]] = {}  # bucket -> the credentials it was opened with, and its storage
 
 
-def bucket(name: str) -> Any:
-    """One connection a bucket, as long as it is reached with the same credentials."""
-    location = f"s3://{name}"
+def bucket(name: str, location: str) -> Any:
+    """One connection a bucket, as long as it is reached with the same credentials. `location`: for what is said of them."""
     known = credentials_for("data", location)
     held = _opened.get(name)
     if held is None or held[0] is not known:
-        held = _opened[name] = (known, open_storage(location, "data"))
+        held = _opened[name] = (known, open_storage(f"s3://{name}", "data"))
     return held[1]
 
 

@@ -12,6 +12,13 @@ from typing import Any
 from sexpgpu.diagnostics import fail
 
 BLOCK = 1 << 20
+#: types of what is read of a record; a line with others was written by somebody else
+_COMMON: dict[str, tuple[type, ...]] = {"seq": (int,), "time": (int, float)}
+_FIELDS: dict[str, dict[str, tuple[type, ...]]] = {
+    "metric": {"name": (str,), "step": (int,), "value": (int, float, type(None)), "metadata": (dict,)},
+    "annotation": {"text": (str,), "metadata": (dict,)},
+    "run": {"event": (str,), "slug": (str,), "knobs": (dict,), "trajectory": (str,), "accepted": (list,), "supersedes_after": (int,)},
+}
 
 
 class Tail:
@@ -49,7 +56,14 @@ def _record(line: bytes) -> dict[str, Any] | None:
         found = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) and isinstance(found.get("run_id"), str) else None
+    if not isinstance(found, dict) or not isinstance(found.get("run_id"), str):
+        return None
+    fields = _COMMON | _FIELDS.get(found.get("type") if isinstance(found.get("type"), str) else "", {})
+    if any(name in found and type(found[name]) not in kinds for name, kinds in fields.items()):
+        return None
+    if found.get("type") == "metric" and (not {"name", "step"} <= found.keys() or abs(found.get("value") or 0) > 1e308 or abs(found["step"]) > 1 << 62):
+        return None
+    return found
 
 
 @dataclass

@@ -218,6 +218,7 @@ class _Supervisor:
                     environ.pop(name, None)
             for name in [n for n in environ if n in TORCHRUN or n.startswith("TORCHELASTIC_")]:
                 del environ[name]
+            environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # it warns of addresses without a name
             environ[PLACE] = place.to_text()
             process = subprocess.Popen(
                 [sys.executable, "-m", "sexpgpu", *self.job.arguments], env=environ, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL,

@@ -11,8 +11,10 @@ here reads the environment.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import shutil
 import tempfile
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -170,6 +172,19 @@ def open_storage(location: str, role: str, folder: str | Path = ".") -> Storage:
     return getattr(import_module(module), name)(rest, credentials)
 
 
+def warm(role: str) -> None:
+    """Begins, on a thread, what the first request of a role would wait for: boto3 is large, and so is its client."""
+    settings = granted()
+    if missing_values(settings, role, "s3://"):
+        return  # said by whoever opens something
+
+    def make() -> None:
+        with contextlib.suppress(Exception):  # the first request raises it where it can be told
+            import_module("sexpgpu.run.storage.client").client_of(credentials_for(role, "s3://"))
+
+    threading.Thread(target=make, name="s3", daemon=True).start()
+
+
 def open_object(location: str, role: str, folder: str | Path = ".") -> tuple[Storage, str]:
     """The place an object lies in, and its name there: the bucket and the key as it is written, or folder and file."""
     scheme, rest = split(location, folder)
@@ -190,6 +205,14 @@ def local_copy(location: str, role: str) -> Path:
     folder = tempfile.mkdtemp(prefix="sexpgpu-object-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     path = Path(folder) / name.rpartition("/")[2]
+    found, free = storage.head(name), shutil.disk_usage(folder).free
+    if found is not None and found.size > free:
+        raise storage_error(
+            "E-NET-024",
+            f"{location} takes {found.size:,} bytes, and {folder} has {free:,} free",
+            reason="the disk is too small",
+            help="TMPDIR names a folder on another disk",
+        )
     try:
         with path.open("xb") as file:
             for block in storage.stream(name):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sexpgpu.ir import Node
+from sexpgpu.ir import Node, TensorType
 from sexpgpu.ops.cartesian.algebra import width
 from sexpgpu.ops.cartesian.product import SLOTS, Form, form_of
 
@@ -77,12 +77,36 @@ class Product:
 
 
 def of_node(node: Node) -> tuple[Product, tuple[Node, ...], tuple[Node, ...]]:
-    """A single product node as such: the product, its operands and its indices."""
-    target = "result" if node.op == "tensor-product" else node.attrs["target"]
-    names = tuple(s for s in SLOTS if s != target)
-    types = {s: x.type for s, x in zip(names, node.inputs, strict=False)} | {target: node.type}
+    """A product node, single or joint: the product, its operands and its indices."""
     attrs: Any = node.attrs
+    if node.op == "tensor-product-joint":
+        count = len(attrs["slots"])
+        slots, operands, edges = attrs["slots"], node.inputs[:count], node.inputs[count:]
+        outputs = tuple(Output(target, uses) for target, _, _, uses in attrs["outputs"])
+        shapes = {target: shape for target, shape, _, _ in attrs["outputs"]}
+    else:
+        target = "result" if node.op == "tensor-product" else attrs["target"]
+        slots = tuple(s for s in SLOTS if s != target)
+        operands, edges = node.inputs[:3], node.inputs[3:]
+        outputs, shapes = (Output(target, ((0, 1, 2),)),), {target: node.type.shape}
+    types = {s: x.type for s, x in zip(slots, operands, strict=True)}
+    types = {s: TensorType(node.type.dtype, shape) for s, shape in shapes.items()} | types
     form = form_of(types["a"], types["b"], attrs)
-    edges = node.inputs[3:]
-    product = Product(form, names, (Output(target, ((0, 1, 2),)),), types["weights"].rank == 1, bool(edges), node.type.dtype)
-    return product, node.inputs[:3], edges
+    return Product(form, slots, outputs, types["weights"].rank == 1, bool(edges), node.type.dtype), operands, edges
+
+
+def shapes_of(node: Node) -> list[tuple[int, ...]]:
+    """The shape of each output of a product node."""
+    if node.op == "tensor-product-joint":
+        return [shape for _, shape, _, _ in node.attrs["outputs"]]
+    return [node.type.shape]
+
+
+def rows_of(node: Node) -> int:
+    """Nodes of the graph, or rows of a product by rows."""
+    product, operands, _ = of_node(node)
+    for slot, shape in [*zip(product.slots, (x.type.shape for x in operands), strict=True),
+                        *zip((o.target for o in product.outputs), shapes_of(node), strict=True)]:
+        if slot in ("a", "result"):
+            return shape[0]
+    raise LookupError("a product without operand a and result")

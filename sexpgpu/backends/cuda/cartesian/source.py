@@ -268,8 +268,8 @@ class _Writer:
                 self.put(f"program = ({where}).to(tl.int64) * {programs} + node", lines)
                 row = "program"
             elif narrow and not atomic:
-                self.put(f"narrow{number} = block.to(tl.int64) * edges + edge", lines)
-                row = f"narrow{number}"
+                self._rows_of_sums(number, o)
+                continue
             for i in self._touched(o):
                 value = f"s{number}_{i}"
                 if grouped:
@@ -280,6 +280,40 @@ class _Writer:
                     self.put(f"tl.store(o{number} + program * {self.p.components(o.target)} + {i} + tl.zeros((1, 1), tl.int32), {value})", lines)
                     continue
                 self._store(number, row, i, value, mask, lines, atomic)
+
+    def _rows_of_sums(self, number: int, o: Output) -> None:
+        """An operand of one channel, by edge: its sums over the channels side by side, stored as one row a tile row."""
+        size, width = self.p.components(o.target), self._lanes
+        self.put(f"narrow{number} = o{number} + (block.to(tl.int64) * edges + edge) * {size}")
+        self.put(f"if CHANNELS >= {width}:")
+        self.put("    lane = tl.arange(0, CHANNELS)[None, :]")
+        self.put("    side = tl.zeros((ROWS, CHANNELS), ACC)")
+        for i in range(size):
+            self.put(f"    side = tl.where(lane == {i}, tl.sum(s{number}_{i}, axis=1, keep_dims=True), side)")
+        place, mask = f"narrow{number} + lane", f"live & (lane < {size})"
+        if self.p.dtype == "bf16":
+            self.put(f"    if LOW{number}:")
+            self.put(f"        tl.store({place}, to_bf16(side), mask={mask})")
+            self.put("    else:")
+            self.put(f"        tl.store({place}, side, mask={mask})")
+        else:
+            self.put(f"    tl.store({place}, side, mask={mask})")
+        self.put("else:")
+        for i in range(size):
+            value = f"tl.sum(s{number}_{i}, axis=1, keep_dims=True)"
+            if self.p.dtype == "bf16":
+                self.put(f"    if LOW{number}:")
+                self.put(f"        tl.store(narrow{number} + {i}, to_bf16({value}), mask=live)")
+                self.put("    else:")
+                self.put(f"        tl.store(narrow{number} + {i}, {value}, mask=live)")
+            else:
+                self.put(f"    tl.store(narrow{number} + {i}, {value}, mask=live)")
+
+    @property
+    def _lanes(self) -> int:
+        """Components of the operand of one channel."""
+        assert self.narrow is not None
+        return self.p.components(self.narrow)
 
     # --- the arithmetic of a path ---
 

@@ -57,6 +57,8 @@ def build(inputs: Sequence[Input], out: Path, records: int, base: str | None, sa
     """
     if records < 1:
         fail("E-DATA-019", f"--records is at least 1, and is {records}")
+    if base is not None and not _absolute(base):
+        fail("E-DATA-019", f"--base `{printable(base)}` is nothing that a URI can begin with", help="s3://bucket/prefix, file:///folder or an absolute path")
     groups: dict[tuple[str, str | None], list[Path]] = {}
     for one in inputs:
         groups.setdefault((one.split, one.stage), []).append(one.path)
@@ -69,6 +71,11 @@ def build(inputs: Sequence[Input], out: Path, records: int, base: str | None, sa
     path = out / NAME
     write_once(path, text("jsonl.gz", parts).encode())
     return path
+
+
+def _absolute(base: str) -> bool:
+    scheme, mark, rest = base.partition("://")
+    return rest.strip("/") != "" and scheme in ("s3", "file") if mark else base.startswith("/") and base.strip("/") != ""
 
 
 def _count(shards: Sequence[Shard]) -> int:

@@ -1,0 +1,194 @@
+"""Product nodes of a graph joined: sums of products with one target become one output, and gradients of one product over the same
+cotangents share launches, where no path leads from one to another."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from sexpgpu.ir import Node, Origins, postorder
+from sexpgpu.ops import build
+from sexpgpu.ops.cartesian.product import SLOTS
+
+PRODUCTS = ("tensor-product", "tensor-product-grad")
+
+
+@dataclass(eq=False)
+class _Sum:
+    """One output to be: the node it stands for, the products whose sum it is, and what else is added."""
+
+    node: Node
+    products: list[Node]
+    others: list[Node] = field(default_factory=list)
+
+    @property
+    def target(self) -> str:
+        return _target(self.products[0])
+
+
+@dataclass(eq=False)
+class _Group:
+    members: list[_Sum]
+    needs: int = 0  # bits of the outputs that its operands depend on
+    own: int = 0
+
+
+def join(results: Mapping[str, Node], origins: Origins | None = None) -> dict[str, Node]:
+    """`results` with joint nodes in place of the products that may share a launch."""
+    order = postorder(results.values())
+    if not any(n.op in PRODUCTS for n in order):
+        return dict(results)
+    readers = Counter(x for n in order for x in set(n.inputs)) + Counter(set(results.values()))
+    twice = {n for n in order for x in n.inputs if n.inputs.count(x) > 1 for n in (x,)}
+    sums = _sums(order, readers, twice)
+    groups = _groups(order, sums)
+    return _rebuilt(results, groups, origins)
+
+
+def _target(node: Node) -> str:
+    return "result" if node.op == "tensor-product" else str(node.attrs["target"])
+
+
+def _filled(node: Node) -> dict[str, Node]:
+    return dict(zip((s for s in SLOTS if s != _target(node)), node.inputs, strict=False))
+
+
+def _key(node: Node) -> tuple[Any, ...]:
+    """Products of one form over one graph have equal keys."""
+    types = {s: x.type for s, x in _filled(node).items()} | {_target(node): node.type}
+    a = node.attrs
+    return node.inputs[3:], a["paths"], a["reduce-paths"], a["l-max"], *((types[s].dtype, types[s].shape) for s in SLOTS)
+
+
+def _sums(order: list[Node], readers: Counter[Node], twice: set[Node]) -> list[_Sum]:
+    """The outputs: sums of two or more products of one key and target, and products alone."""
+
+    def inner(node: Node, shape: tuple[int, ...]) -> bool:
+        return readers[node] == 1 and node not in twice and node.type.shape == shape
+
+    roots = [n for n in order if n.op == "+"]
+    below = {x for n in roots for x in n.inputs if x.op == "+" and inner(x, n.type.shape)}
+    found, taken = [], set()
+    for root in roots:
+        if root in below:
+            continue
+        terms, stack = [], list(reversed(root.inputs))
+        while stack:
+            x = stack.pop()
+            if x.op == "+" and inner(x, root.type.shape):
+                stack += reversed(x.inputs)
+            else:
+                terms.append(x)
+        by_key: dict[Any, list[Node]] = defaultdict(list)
+        for x in terms:
+            if x.op in PRODUCTS and inner(x, root.type.shape):
+                by_key[_target(x), _key(x)].append(x)
+        best = max(by_key.values(), key=len, default=[])
+        if len(best) > 1:
+            found.append(_Sum(root, best, [x for x in terms if x not in best]))
+            taken |= set(best)
+    return found + [_Sum(n, [n]) for n in order if n.op in PRODUCTS and n not in taken]
+
+
+def _groups(order: list[Node], sums: list[_Sum]) -> list[_Group]:
+    """Gradients with one key and one set of cotangents together, as long as none depends on another."""
+    bits = {s.node: 1 << i for i, s in enumerate(sums)}
+    below: dict[Node, int] = {}
+    for node in order:
+        mask = bits.get(node, 0)
+        for x in node.inputs:
+            mask |= below[x]
+        below[node] = mask
+    singles = []
+    for s in sums:
+        needs = 0
+        for p in s.products:
+            for x in p.inputs:
+                needs |= below[x]
+        singles.append(_Group([s], needs, bits[s.node]))
+    done: list[_Group] = []
+    by_key: dict[Any, list[_Group]] = defaultdict(list)
+    for group in singles:
+        s = group.members[0]
+        if s.target == "result":
+            done.append(group)
+            continue
+        key = _key(s.products[0]), frozenset(_filled(p)["result"] for p in s.products)
+        home = next((g for g in by_key[key] if all(m.target != s.target for m in g.members) and _may(g, group, singles, done)), None)
+        if home is None:
+            by_key[key].append(group)
+            done.append(group)
+            continue
+        home.members.append(s)
+        home.needs |= group.needs
+        home.own |= group.own
+        for other in [*done, *singles]:
+            if other.needs & home.own:
+                other.needs |= home.needs
+    return done
+
+
+def _may(home: _Group, new: _Group, *all_: list[_Group]) -> bool:
+    """Whether the two may run together: no way leads out of one of them and back into the other."""
+    needs, own = home.needs | new.needs, home.own | new.own
+    if needs & own:
+        return False
+    return not any(g.needs & own and needs & g.own for groups in all_ for g in groups if g is not home and g is not new)
+
+
+def _rebuilt(results: Mapping[str, Node], groups: list[_Group], origins: Origins | None) -> dict[str, Node]:
+    home: dict[Node, tuple[_Group, int]] = {}
+    operands: dict[int, list[Node]] = {}
+    for group in groups:
+        if len(group.members) == 1 and len(group.members[0].products) == 1:
+            continue
+        seen: dict[tuple[str, Node], None] = {}
+        for s in group.members:
+            home[s.node] = group, group.members.index(s)
+            for p in s.products:
+                for slot, x in _filled(p).items():
+                    seen.setdefault((slot, x))
+        operands[id(group)] = list(seen)  # type: ignore[arg-type]
+    done: dict[Node, Node] = {}
+    stack = list(results.values())
+    while stack:
+        node = stack[-1]
+        if node in done:
+            stack.pop()
+            continue
+        group, number = home.get(node, (None, 0))
+        below = list(node.inputs)
+        if group is not None:
+            below = [x for _, x in operands[id(group)]] + list(group.members[0].products[0].inputs[3:]) + group.members[number].others  # type: ignore[misc]
+        waiting = [x for x in below if x not in done]
+        if waiting:
+            stack += waiting
+            continue
+        stack.pop()
+        new = _made(node, done) if group is None else _joint(group, number, operands[id(group)], done)
+        if origins is not None and new is not node and node in origins.table:
+            origins.add(new, origins.of(node))
+        done[node] = new
+    return {name: done[node] for name, node in results.items()}
+
+
+def _made(node: Node, done: Mapping[Node, Node]) -> Node:
+    inputs = tuple(done[x] for x in node.inputs)
+    return node if inputs == node.inputs else build(node.op, *inputs, **node.attrs)
+
+
+def _joint(group: _Group, number: int, operands: list[Any], done: Mapping[Node, Node]) -> Node:
+    places = {key: i for i, key in enumerate(operands)}
+    outputs = []
+    for s in group.members:
+        uses = tuple(tuple(places[slot, x] for slot, x in _filled(p).items() if slot in SLOTS) for p in s.products)
+        outputs.append((s.target, s.products[0].type.shape, s.products[0].type.batch, uses))
+    first = group.members[0].products[0]
+    inputs = [done[x] for _, x in operands] + [done[x] for x in first.inputs[3:]]
+    keep = {k: first.attrs[k] for k in ("l-max", "paths", "reduce-paths")}
+    new = build("tensor-product-joint", *inputs, slots=tuple(slot for slot, _ in operands), outputs=tuple(outputs), of=number, **keep)
+    for other in group.members[number].others:
+        new = build("+", done[other], new)
+    return new

@@ -1,0 +1,229 @@
+"""`sexpgpu explain` as a person calls it: the screen, documents, comparisons, estimates, and what it must not import."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sexpgpu.cli.main import perform
+from sexpgpu.diagnostics import SexpError
+from sexpgpu.explain.compare import side, word
+from sexpgpu.explain.cost import DEVICES, assumptions, device, fits, liveness
+from sexpgpu.experiment.load import Selection
+from sexpgpu.experiment.report import Memory
+from sexpgpu.ops import build
+
+ROOT = Path(__file__).resolve().parents[2]
+HEAVY = ("torch", "triton", "boto3", "rich")
+
+
+def call(capsys: Any, *words: str) -> tuple[int, str, str]:
+    code = perform(["explain", *words])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def document(capsys: Any, *words: str) -> Any:
+    code, out, _ = call(capsys, *words, "--json")
+    assert code == 0
+    return json.loads(out)
+
+
+@pytest.fixture(autouse=True)
+def _at_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+
+
+@pytest.mark.parametrize("words", [
+    ["--help"], ["explain", "--help"], ["explain", "E-SHAPE-003"], ["explain", "examples/gpt2.lisp", "--variant", "tiny"],
+    ["explain", "examples/digits.lisp", "--json"], ["explain", "examples/digits.lisp", "--ir"], ["explain", "examples/digits.lisp:19"],
+    ["explain", "examples/digits.lisp", "--why", "in/weight"], ["explain", "examples/digits.lisp", "--after", "simplified"],
+    ["explain", "examples/digits.lisp", "--diff", "ir", "simplified"], ["explain", "examples/char_lm.lisp", "--diff", "tiny", "dry"],
+    ["explain", "--diff", "examples/digits.lisp", "examples/conv_digits.lisp"],
+])  # fmt: skip
+def test_nothing_heavy_is_imported(words: list[str]) -> None:
+    program = f"import sys; from sexpgpu.cli.main import perform; code = perform({words!r}); " \
+        f"print([m for m in {HEAVY!r} if m in sys.modules], file=sys.stderr); sys.exit(code)"  # fmt: skip
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, env=dict(os.environ), timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.splitlines()[-1] == "[]"
+    assert done.stdout
+
+
+def test_the_screen(capsys: Any) -> None:
+    code, out, err = call(capsys, "examples/digits.lisp", "--set", "hidden=32")
+    assert code == 0 and not err
+    for wanted in ("hidden     32     (set --set, default 128)", "sizes of perceptron/in/weight", ":optimizer of run train", "at the peak: parameters",
+                   "about ", "bounded by", "largest tensors of train at the peak", "parameters of train: 2,410 values", "eval valid"):  # fmt: skip
+        assert wanted in out, wanted
+
+
+def test_unused_knobs_and_influences(tmp_path: Path, capsys: Any) -> None:
+    file = tmp_path / "m.lisp"
+    file.write_text('''(import "nn" "optim" "loss")
+(defknob wide 8) (defknob never 1) (defknob small 2) (defknob slow 0.1) (defknob deviation 0.5)
+(defparameter size (* 2 small))
+(defdata d (csv "d.csv" :fields ((x f32 [4]) (y f32 [2]))))
+(deflayer net (x) (linear (matmul x (param "w" [4 wide] :init (normal :std deviation))) 2))
+(defun the-loss (x y) (mse (net x) y))
+(defrun r :data (batches d :batch size) :loss the-loss :steps small :optimizer (sgd :lr slow))
+''')
+    knobs = document(capsys, str(file))["knobs"]
+    assert knobs["never"]["used"] is False and knobs["wide"]["used"] is True and knobs["never"]["influences"] == []
+    assert "sizes of net/w, net/linear/weight" in knobs["wide"]["influences"]
+    assert knobs["small"]["influences"] == [":data of run r", ":steps of run r"], "through a variable of the file too"
+    assert ":optimizer of run r" in knobs["slow"]["influences"] and "initial values of net/w" in knobs["deviation"]["influences"]
+    assert "never read" in call(capsys, str(file))[1]
+
+
+def test_documents(capsys: Any) -> None:
+    found = document(capsys, "examples/char_lm.lisp", "--variant", "tiny")
+    run = found["runs"]["pretrain"]
+    assert found["variant"] == "tiny" and run["values"] == sum(_size(p["shape"]) for p in run["parameters"] if p["kind"] == "param")
+    assert run["memory"]["kept"]["parameters"] == 4 * run["values"] == run["memory"]["kept"]["gradients"]
+    assert run["memory"]["kept"]["optimizer"] == 8 * run["values"], "adamw keeps two slots"
+    assert run["memory"]["batch"] == 2 * 8 * 32 * 4, "tokens and targets, 8 windows of 32, i32"
+    assert run["memory"]["peak"] == sum(run["memory"]["kept"].values()) + run["memory"]["batch"] + run["memory"]["step"]
+    assert abs(sum(run["estimate"]["limits"].values()) - 1) < 1e-9
+    assert document(capsys, "E-SHAPE-003")["code"] == "E-SHAPE-003"
+    assert document(capsys, "examples/digits.lisp", "--after", "forms")["text"].startswith("(import")
+    assert document(capsys, "examples/digits.lisp:19")[0]["parameters"]
+    assert document(capsys, "examples/digits.lisp", "--why", "in/weight")["knobs"] == ["hidden", "lr"]
+    assert "are the same" in document(capsys, "examples/digits.lisp", "--diff", "ir", "simplified")["text"]
+
+
+def _size(shape: list[int]) -> int:
+    product = 1
+    for n in shape:
+        product *= n
+    return product
+
+
+# --- comparisons ---
+
+BASE = '''(import "nn" "optim" "loss")
+(defknob wide 8)
+(defknob rate 0.1)
+(defknob long 10)
+(defvariant wider :wide 16)
+(defvariant faster :rate 0.2)
+(defvariant longer :long 20)
+(defdata d (csv "d.csv" :fields ((x f32 [4]) (y f32 [2]))))
+(defun the-loss (x y) (mse (linear (relu (linear x wide :name "a")) 2 :name "b") y))
+(defrun r :data (batches d :batch 2) :loss the-loss :steps long :optimizer (sgd :lr rate) :checkpoint-every 5)
+'''
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    (tmp_path / "a.lisp").write_text(BASE)
+    (tmp_path / "comment.lisp").write_text(BASE + "; a remark\n")
+    (tmp_path / "data.lisp").write_text(BASE.replace(":batch 2", ":batch 4"))
+    (tmp_path / "d.csv").write_text("a,b,c,e,f,g\n" + "".join(f"{i},{i},{i},{i},{i},{i}\n" for i in range(10)))
+    return tmp_path
+
+
+@pytest.mark.parametrize(("b", "verdict", "line"), [
+    ("a.lisp", "equal", None),
+    ("comment.lisp", "harmless", None),
+    ("a.lisp@longer", "harmless", ":steps was 10, is 20"),
+    ("a.lisp@faster", "trajectory-changing", "optimizer"),
+    ("data.lisp", "trajectory-changing", "data: batch"),
+    ("a.lisp@wider", "impossible", "param/a/weight: f32[4 8] in the checkpoint, f32[4 16] in the program"),
+])  # fmt: skip
+def test_verdicts_of_files(files: Path, capsys: Any, b: str, verdict: str, line: str | None) -> None:
+    found = document(capsys, "--diff", str(files / "a.lisp"), str(files / b))
+    assert found["verdict"] == verdict, found
+    listed = [row for key in ("impossible", "changing", "harmless") for row in found[key]]
+    assert line is None or any(line in row for row in listed), listed
+    shown = call(capsys, "--diff", str(files / "a.lisp"), str(files / b))[1]
+    assert shown.splitlines()[0].split(": ")[1] == verdict
+
+
+def test_variants_of_a_file(files: Path, capsys: Any) -> None:
+    assert document(capsys, str(files / "a.lisp"), "--diff", "base", "wider")["verdict"] == "impossible"
+    assert document(capsys, str(files / "a.lisp"), "--diff", "longer", "base")["verdict"] == "harmless"
+    code, _, err = call(capsys, str(files / "a.lisp"), "--diff", "base", "widest")
+    assert code == 2 and "E-KNOB-005" in err and "wider" in err
+
+
+def test_a_checkpoint_is_judged_as_a_resume_judges_it(files: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(files)
+    made = subprocess.run([sys.executable, "-m", "sexpgpu", "run", "a.lisp", "--checkpoint-dir", "kept", "--steps", "5"],
+                          capture_output=True, text=True, env=dict(os.environ), timeout=120)  # fmt: skip
+    assert made.returncode == 0, made.stderr
+    for b, verdict, code in (("a.lisp", "harmless", 0), ("data.lisp", "trajectory-changing", 2)):
+        assert document(capsys, "--diff", "kept/step-5", b)["verdict"] == verdict
+        resumed = subprocess.run([sys.executable, "-m", "sexpgpu", "run", b, "--resume", "kept/step-5", "--steps", "6"],
+                                 capture_output=True, text=True, env=dict(os.environ), timeout=120)  # fmt: skip
+        assert resumed.returncode == code, resumed.stderr
+        assert code == 0 or "E-CKPT-021" in resumed.stderr
+    assert document(capsys, "--diff", "a.lisp@wider", "kept/step-5")["verdict"] == "impossible"
+    assert call(capsys, "--diff", "kept/step-5", "kept/step-5")[0] == 2
+    assert call(capsys, "--diff", "kept/step-7", "a.lisp")[0] == 2
+
+
+def test_words() -> None:
+    from sexpgpu.run.checkpoints.compare import Comparison
+
+    assert word(Comparison()) == "equal" and word(Comparison(("a",))) == "harmless"
+    assert word(Comparison(("a",), ("b",))) == "trajectory-changing" and word(Comparison((), (), ("c",))) == "impossible"
+    with pytest.raises(SexpError):
+        side("nowhere", None, Selection())
+
+
+# --- costs ---
+
+def test_liveness_of_a_chain() -> None:
+    x = build("input", name="x", dtype="f32", shape=(256,), batch=False)
+    a = build("exp", x)
+    b = build("exp", a)
+    c = build("reshape", b, shape=(16, 16))
+    d = build("sum", c)
+    peak, largest = liveness([x, a, b, c, d], [d], [d])
+    assert peak == 2 * 1024, "a and b live together; the view and the leaf add nothing; b is still there when d is made"
+    assert largest == [a, b]
+    assert liveness([x, a, b], [], [b])[0] == 1024, "a result with memory of its own is counted elsewhere"
+    both = build("+", a, b)
+    assert liveness([x, a, b, both], [both], [both])[0] == 3 * 1024
+
+
+def test_a_budget() -> None:
+    held = Memory({"parameters": 2**20}, 0, 2**30, ())
+    assert fits(held, 2**31, 64, 1).startswith("fits: 1.00 of 2.00 GiB")
+    assert ":batch 31" in fits(held, 2**29, 64, 1) and ":accumulate 4 " in fits(held, 2**29, 64, 1)
+    assert "the model must be smaller" in fits(held, 2**19, 64, 1)
+
+
+def test_assumptions_change_the_estimate(capsys: Any) -> None:
+    base = document(capsys, "examples/digits.lisp")["runs"]["train"]["estimate"]
+    slow = document(capsys, "examples/digits.lisp", "--assume", "bandwidth=1e6", "--assume", "flops=1e15", "--assume", "launch=1e-9")["runs"]["train"]["estimate"]
+    assert slow["limits"]["memory"] > 0.99 and slow["seconds"] > base["seconds"]
+    moved = document(capsys, "examples/digits.lisp")["runs"]["train"]["bytes_moved"]
+    assert slow["seconds"] == pytest.approx(moved / 1e6, rel=0.02), "all of it is traffic"
+    fast = document(capsys, "examples/digits.lisp", "--device", "h200")["runs"]["train"]["estimate"]
+    assert fast["device"] == "h200" and fast["seconds"] < base["seconds"]
+    assert device("cuda", {}) == DEVICES["h200"]
+    assert "does not fit" in call(capsys, "examples/digits.lisp", "--assume", "memory=1e5")[1]
+
+
+@pytest.mark.parametrize("text", ["bandwith=1", "bandwidth", "bandwidth=x", "bandwidth=0", "bandwidth=nan", "bandwidth=inf"])
+def test_wrong_assumptions(text: str) -> None:
+    with pytest.raises(SexpError) as found:
+        assumptions([text])
+    assert found.value.diagnostic.code == "E-ENV-006" and found.value.diagnostic.help
+
+
+@pytest.mark.parametrize("words", [
+    [], ["nowhere.lisp"], ["examples/digits.lisp", "--after", "zork"], ["examples/digits.lisp", "--why", "zork"], ["examples/digits.lisp:9999"],
+    ["examples/digits.lisp", "--device", "tpu"], ["examples/digits.lisp", "zork"], ["--diff", "examples/digits.lisp", "nowhere.lisp"],
+])  # fmt: skip
+def test_mistakes_have_codes(capsys: Any, words: list[str]) -> None:
+    code, _, err = call(capsys, *words)
+    assert code == 2 and err.startswith("error[E-") and "bug" not in err
