@@ -200,7 +200,7 @@ def index() -> dict[str, dict[str, tuple[str, str]]]:
     last = list(sections)[-1]
     for page in sorted(DOCS.glob("**/*.md")):
         path = page.relative_to(DOCS.parent).as_posix()
-        if path not in known and path != "docs/index.md":
+        if path not in known:
             sections[last][path] = _own_words(page)
     return sections
 
@@ -220,7 +220,7 @@ def _own_words(page: Path) -> tuple[str, str]:
     if decision is not None:
         said = re.sub(r"^(?:Decision )?\d+[.:] *", "", heading)
         return f"Decision {int(decision[1])}", said[:1].lower() + said[1:]
-    body = re.sub(r"^(#.*|```.*?^```|<!--.*?-->)$", "", text, flags=re.M | re.S)
+    body = re.sub(r"^#.*$", "", re.sub(r"^```.*?^```|<!--.*?-->", "", text, flags=re.M | re.S), flags=re.M)
     sentence = re.split(r"(?<=[.:])\s", " ".join(body.split()), maxsplit=1)[0]
     return heading, sentence.rstrip(".:")
 
@@ -237,7 +237,7 @@ def home() -> str:
     """The site's first page: the same index, with links within docs/."""
     out = ["# SexpGPU", "", SUMMARY, "", "Written by `docs/generate.py` from `docs/pages.toml`."]
     for section, rows in index().items():
-        inside = {path: row for path, row in rows.items() if path.startswith("docs/")}
+        inside = {path: row for path, row in rows.items() if path.startswith("docs/") and path != "docs/index.md"}
         if inside:
             out += ["", f"## {section}", "", *(f"- [{t}]({path.removeprefix('docs/')}): {says}" for path, (t, says) in inside.items())]
     return "\n".join([*out, ""])
@@ -247,7 +247,7 @@ def navigation(text: str) -> str:
     """zensical.toml with its navigation renewed."""
     lines = ['nav = [', '  {"Home" = "index.md"},']
     for section, rows in index().items():
-        inside = [f"    {{{json.dumps(title)} = {json.dumps(path.removeprefix('docs/'))}}}," for path, (title, _) in rows.items() if path.startswith("docs/")]
+        inside = [f"    {{{json.dumps(title)} = {json.dumps(path.removeprefix('docs/'))}}}," for path, (title, _) in rows.items() if path.startswith("docs/") and path != "docs/index.md"]
         if inside:
             lines += [f"  {{{json.dumps(section)} = [", *inside, "  ]},"]
     head, rest = text.split(NAV_BEGIN)

@@ -419,7 +419,7 @@ KINDS: Mapping[str, Callable[[str], Any]] = MappingProxyType(
         "scatter": _choice("csr", "edge"),
         "split": _choice("fused", "full"),
         "count": lambda text: max(1, int(text)) if DIGITS.match(text) else 1,
-        "boolean": lambda text: text.lower() in ("1", "true", "yes", "t"),
+        "boolean": lambda text: text.lower() in ON,
     }
 )
 
@@ -442,7 +442,7 @@ def read(environ: Mapping[str, str], flags: Mapping[str, str | None] | None = No
                 variable.default, "default"
             )
             problems.append(bad.diagnostic)
-    return Settings(MappingProxyType(values), tuple(_unknown(environ)), tuple(problems))
+    return Settings(MappingProxyType(values), (*_unknown(environ), *_unclear(environ)), tuple(problems))
 
 
 def load(environ: Mapping[str, str], flags: Mapping[str, str | None] | None = None) -> Settings:
@@ -500,6 +500,22 @@ def _unknown(environ: Mapping[str, str]) -> list[Diagnostic]:
         )
         for name in sorted(environ)
         if name.startswith(("SEXPGPU_", "FLASHCART_")) and name not in BY_NAME
+    ]
+
+
+ON, OFF = ("1", "true", "yes", "t"), ("", "0", "false", "no", "f", "off")
+
+
+def _unclear(environ: Mapping[str, str]) -> list[Diagnostic]:
+    """A warning for each boolean variable that is off by a word that does not say so."""
+    return [
+        note_warning(
+            "E-ENV-016",
+            f"{v.name} is `{environ[v.name][:200]}`, which counts as off: on are 1, true, yes and t",
+            help=suggestion(environ[v.name].lower(), ON, "values"),
+        )
+        for v in VARIABLES
+        if v.kind == "boolean" and v.name in environ and environ[v.name].lower() not in (*ON, *OFF)
     ]
 
 

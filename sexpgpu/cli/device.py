@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sexpgpu.cli import output
-from sexpgpu.diagnostics import Diagnostic, note_warning, printable
+from sexpgpu.diagnostics import Diagnostic, fail, note_warning, printable
 
 #: where a GPU is opened; brings torch
 OPEN = "sexpgpu.backends.cuda.device:open_device"
@@ -75,7 +75,18 @@ def open_device(settings: Any) -> Any:
     return getattr(import_module(module), name)(settings.devices)
 
 
-def begin(settings: Any, deterministic: bool) -> Any:
-    """`prepare`, with its warnings said, and the device. After it torch is imported."""
+def check_scatter(settings: Any, stated: Any) -> None:
+    """Atomic sums on a GPU: refused where the file states that runs repeat (`stated`: the place), else said. E-DEV-009."""
+    if settings.device != "cuda" or settings.flashcart_tp_scatter_kernel != "edge":
+        return
+    if stated is not None:
+        fail("E-DEV-009", "FLASHCART_TP_SCATTER_KERNEL is `edge`, which adds in any order, and the file states :deterministic true", stated,
+             help=("unset FLASHCART_TP_SCATTER_KERNEL: `csr` adds in a fixed order", "or leave :deterministic out"))
+    output.say("not bit-exact: FLASHCART_TP_SCATTER_KERNEL=edge")
+
+
+def begin(settings: Any, deterministic: bool, stated: Any = None) -> Any:
+    """`prepare`, with its warnings said, and the device. After it torch is imported. stated: where the file says `:deterministic true`."""
+    check_scatter(settings, stated)
     output.report(prepare(os.environ, settings.device, deterministic))
     return open_device(settings)

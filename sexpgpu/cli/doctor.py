@@ -15,27 +15,32 @@ import click
 
 from sexpgpu import __version__
 from sexpgpu.cli import output, threads
-from sexpgpu.diagnostics import Diagnostic, SexpError, note_warning, render
+from sexpgpu.cli.run import Words, selection, stage
+from sexpgpu.diagnostics import Diagnostic, SexpError, SexpErrors, fail, note_warning, render
 from sexpgpu.settings import FOUR, ROLES, VARIABLES, Secret, Settings, Value, not_yet, read, shown
 
 PACKAGES = ("torch", "triton", "numpy", "lark", "safetensors", "click", "rich", "boto3", "requests")
 NEEDED = frozenset(PACKAGES) - {"triton"}
 
 
-@click.command()
+@click.command(cls=Words)
 @click.argument("file", required=False)
 @click.option("--resume", "checkpoint", metavar="CHECKPOINT", help="Of FILE: the folder of the weights to check; without it, the initial ones.")
 @click.option("--set", "sets", metavar="NAME=VALUE", multiple=True, help="Of FILE: a knob's value; may be repeated.")
 @click.option("--variant", metavar="NAME", help="Of FILE: knob values of a defvariant.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")
+@click.option("--distributed", is_flag=True, help="Start the ranks that the variables name; measure their links, and whether they see the same FILE and data.")
 @click.option("--probe-data", metavar="LOCATION", help="Read the first bytes of a source, as the data role.")
 @click.option("--probe-checkpoints", metavar="LOCATION", help="Write, read and remove an object there, as the checkpoint role.")
 def command(
     file: str | None, checkpoint: str | None, sets: tuple[str, ...], variant: str | None, as_json: bool,
-    probe_data: str | None, probe_checkpoints: str | None,
+    distributed: bool, probe_data: str | None, probe_checkpoints: str | None,
 ) -> int:  # fmt: skip
     """Show versions, settings and where each came from; of a FILE with an interatomic potential, whether it obeys its laws."""
+    place = stage("place")(os.environ)
     settings = read(os.environ)
+    if distributed:
+        return links(settings, place, file, sets, variant, as_json)
     if file is not None:
         return laws(settings, file, checkpoint, sets, variant, as_json)
     found = [*settings.problems, *not_yet(settings), *settings.warnings, *_absent()]
@@ -46,6 +51,54 @@ def command(
     else:
         output.show("\n".join(lines(settings, found, said)))
     return 1 if found else 0
+
+
+def links(settings: Settings, place: Any, file: str | None, sets: tuple[str, ...], variant: str | None, as_json: bool) -> int:
+    """`--distributed`: as supervisor, or as one of the ranks."""
+    if place is not None:
+        return _links_of(stage("member")(place), settings, file, sets, variant, as_json)
+    if settings.problems or not_yet(settings):
+        raise SexpErrors([*settings.problems, *not_yet(settings)])
+    layout = stage("layout")(settings, os.environ)
+    if layout is None:
+        fail("E-ENV-003", "--distributed needs more than one rank", help=("SEXPGPU_DEVICES=0,1 sexpgpu doctor --distributed", "or SEXPGPU_NODES=2, on every node"))
+    words = ["doctor", *click.get_current_context().meta["words"]]
+    try:
+        return int(stage("supervise")(layout, stage("job")(words), output.say))
+    except SexpError as error:  # what makes a run fail is a finding here
+        output.report(error.diagnostics)
+        return 1
+
+
+def _links_of(member: Any, settings: Settings, file: str | None, sets: tuple[str, ...], variant: str | None, as_json: bool) -> int:
+    threads.prepare(os.environ, 0, None)
+    compiler, parts = stage("compiler"), import_module("sexpgpu.run.ranks.probe")
+    facts = {f"the version of {name}": str(number) for name, number in versions().items()}
+    try:
+        if file is not None:
+            experiment = compiler.load(file, selection(settings, variant, sets)).experiment
+            facts |= stage("texts")(experiment.texts) | parts.data_facts(list(experiment.data.values()))
+    except SexpError as error:
+        member.failed(error)
+        raise
+    team = stage("join")(member.place, member, facts, settings.device, settings.node_gradients)
+    found = parts.probe(team)
+    team.collectives.wait_for_all()
+    member.close()
+    if member.place.rank:
+        return 0
+    findings = found.findings()
+    same = f"every rank has the same versions{', file and data' if file is not None else ''}"
+    if as_json:
+        output.show_json({"ranks": found.ranks, "nodes": found.nodes, "latency_seconds": found.latency, "bytes_per_second": {str(k): v for k, v in found.bandwidth.items()},
+                          "clocks_seconds": list(found.clocks), "same": sorted(facts), "findings": [{"code": d.code, "message": d.message} for d in findings]})
+    else:
+        rows = [("sum of one number", f"{found.latency * 1e6:,.0f} us")]
+        rows += [(f"sum of {size >> 10:,} KiB", f"{rate / 1e9:.3g} GB/s sent by a rank") for size, rate in found.bandwidth.items()]
+        rows += [("clocks", f"at most {max(map(abs, found.clocks)):.3f} s apart")]
+        output.show("\n".join([f"{found.ranks} ranks on {found.nodes} node{'s' * (found.nodes > 1)} met; {same}", *output.table(rows)]))
+        output.report(findings)
+    return 1 if findings else 0
 
 
 def laws(settings: Settings, file: str, checkpoint: str | None, sets: tuple[str, ...], variant: str | None, as_json: bool) -> int:

@@ -11,10 +11,10 @@ from typing import Any
 import click
 
 from sexpgpu.cli import output
-from sexpgpu.cli.run import selection
+from sexpgpu.cli.run import number, selection
 from sexpgpu.diagnostics import SexpErrors, fail
 from sexpgpu.explain.pages import codes, is_code, page
-from sexpgpu.settings import Settings, load, not_yet
+from sexpgpu.settings import Settings, load, not_yet, positive
 
 #: what is imported when it is needed, so that `explain E-CODE` needs no compiler
 PARTS = {
@@ -27,6 +27,10 @@ PARTS = {
     "compare": "sexpgpu.explain.compare",
     "runs": "sexpgpu.experiment.load:choose_run",
     "measured": "sexpgpu.run.measure:measured",
+    "loaded": "sexpgpu.experiment.load:load",
+    "staged": "sexpgpu.compiler:stages",
+    "lowered": "sexpgpu.backends.cuda.report:lowered",
+    "kernels": "sexpgpu.backends.cuda.report:program_lines",
 }
 
 
@@ -49,6 +53,7 @@ class Asked:
     data: bool
     device: str
     assume: dict[str, float]
+    ranks: int = 1
 
 
 @click.command()
@@ -62,11 +67,13 @@ class Asked:
 @click.option("--why", metavar="PATH", help="Which knobs and lines decide this parameter.")
 @click.option("--device", metavar="DEVICE", default="cpu", help="Estimate the step time for cpu (the default) or h200.")
 @click.option("--assume", metavar="NAME=VALUE", multiple=True, help="A number of the device: flops, bandwidth, launch, memory.")
+@click.option("--assume-ranks", metavar="N", help="Plan the run for N devices: memory of each, and the bytes that they exchange.")
 @click.option("--data", is_flag=True, help="Open the data, where shapes depend on it.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 def command(
     subject: str | None, run: str | None, variant: str | None, sets: tuple[str, ...], ir: bool, after: str | None,
-    diff: tuple[str, str] | None, why: str | None, device: str, assume: tuple[str, ...], data: bool, as_json: bool,
+    diff: tuple[str, str] | None, why: str | None, device: str, assume: tuple[str, ...], assume_ranks: str | None, data: bool,
+    as_json: bool,
 ) -> int:  # fmt: skip
     """Say what FILE means, what became of a line of it, or what the error code E-CODE means."""
     if subject is not None and is_code(subject):
@@ -75,10 +82,11 @@ def command(
         else:
             output.show(page(subject.upper()))
         return 0
-    settings = load(os.environ)
+    settings = load(os.environ, {"device": device} if device == "cuda" else {})
     output.report(settings.warnings)
-    if settings.explain is not None:
-        raise SexpErrors([d for d in not_yet(settings) if "SEXPGPU_EXPLAIN" in d.message])
+    refused = [d for d in not_yet(settings) if "SEXPGPU_EXPLAIN" in d.message]
+    if refused:
+        raise SexpErrors(refused)
     assumed = part("assumptions")(assume) if assume else {}
     chosen = selection(settings, variant, sets)
     if subject is None:
@@ -86,7 +94,7 @@ def command(
             fail("E-ENV-006", "explain needs a file, a line of one, or a code", help="sexpgpu explain --help")
         return _compare(diff, None, Asked("", run, chosen, settings, as_json, data, device, assumed))
     place = part("lines").split(subject)
-    asked = Asked(place[0] if place else subject, run, chosen, settings, as_json, data, device, assumed)
+    asked = Asked(place[0] if place else subject, run, chosen, settings, as_json, data, device, assumed, number("--assume-ranks", assume_ranks, positive) or 1)
     if diff is not None:
         return _difference(asked, diff)
     if place is not None:
@@ -103,7 +111,7 @@ def _screen(asked: Asked, ir: bool) -> int:
     memory = asked.settings.memory
     budget = memory * 2**30 if memory is not None else asked.assume.get("memory")
     measured: Callable[[Any], Any] = part("measured") if asked.data else lambda run: run
-    report = part("report")(asked.file, asked.run, asked.selection, asked.device, asked.assume, budget, measured)
+    report = part("report")(asked.file, asked.run, asked.selection, asked.device, asked.assume, budget, measured, asked.ranks)
     output.report(report.experiment.warnings)
     for traced in report.runs:
         output.report(traced.warnings)
@@ -111,7 +119,17 @@ def _screen(asked: Asked, ir: bool) -> int:
         output.show_json(part("screen").report_document(report))
     else:
         output.show("\n".join(part("screen").lines(report, ir)))
+        if asked.settings.explain == "kernels":
+            for name in [asked.run] if asked.run is not None else list(report.experiment.runs):
+                staged = part("staged")(*_named(asked, name), "cuda")
+                output.show("\n".join(["", f"launches of {name} on cuda", *part("kernels")(part("lowered")(staged))]))
     return 0
+
+
+def _named(asked: Asked, name: str) -> tuple[Any, Any]:
+    """What is loaded, and a run of it."""
+    loaded = part("loaded")(asked.file, asked.selection)
+    return loaded, part("runs")(loaded.experiment, name)
 
 
 def _traced(asked: Asked) -> list[Any]:

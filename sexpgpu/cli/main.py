@@ -6,6 +6,7 @@ import errno
 import os
 import platform
 import re
+import shlex
 import signal
 import sys
 import tempfile
@@ -42,6 +43,7 @@ COMMANDS = {
     "autopsy": "sexpgpu.cli.autopsy:command",
     "check": "sexpgpu.cli.check:command",
     "explain": "sexpgpu.cli.explain:command",
+    "profile": "sexpgpu.cli.profile:command",
     "doctor": "sexpgpu.cli.doctor:command",
     "repl": "sexpgpu.cli.repl:command",
     "status": "sexpgpu.cli.status:command",
@@ -89,6 +91,10 @@ def perform(arguments: Sequence[str]) -> int:
         return result if isinstance(result, int) else 0
     except BrokenPipeError:
         return _broken_pipe(arguments)
+    except SystemExit as end:  # click's own answer to a broken pipe, which would read as findings
+        if isinstance(end.__context__, BrokenPipeError):
+            return _broken_pipe(arguments)
+        raise
     except Exception as error:
         return _guarded(error, arguments)
     except KeyboardInterrupt:
@@ -151,7 +157,7 @@ def _meant(word: str) -> tuple[str, ...]:
         return ("sexpgpu <command> --help says what a command takes",)
     if re.fullmatch(r"[EeWw]-[A-Za-z]+-[0-9]+", word):
         return (f"sexpgpu explain {word.upper()}",)
-    return (f"sexpgpu run {word}",) if word.endswith(".lisp") else ()
+    return (f"sexpgpu run {shlex.quote(word)}",) if word.endswith(".lisp") else ()
 
 
 def _broken_pipe(arguments: Sequence[str]) -> int:

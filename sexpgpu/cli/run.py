@@ -46,6 +46,7 @@ STAGES = {
     "supervise": "sexpgpu.run.ranks.supervisor:supervise",
     "facts": "sexpgpu.run.ranks.team:facts_of",
     "join": "sexpgpu.run.ranks.team:join",
+    "texts": "sexpgpu.run.ranks.team:text_facts",
     "follow": "sexpgpu.run.ranks.follow:follow",
 }
 
@@ -157,7 +158,7 @@ def _compile_and_execute(arguments: Arguments, signals: Any, status: Any) -> int
     member, ranks = arguments.member, arguments.ranks
     known = None if member is not None and member.place.rank else stored(settings, loaded.experiment.file, run.name)
     count = threads.prepare(os.environ, operations // ranks, known, 1 if member is None else member.place.each)
-    opened = device.begin(settings, run.deterministic)
+    opened = device.begin(settings, run.deterministic, run.deterministic_at)
     planned = plan(loaded, run, traced, count, settings, arguments.sets, opened)
     output.report(compiler.mixes(traced, run, ranks))
     if ranks > 1:
@@ -336,8 +337,8 @@ def command(
             run,
             variant,
             sets,
-            _number("--steps", steps, positive),
-            _number("--eval-every", eval_every, natural),
+            number("--steps", steps, positive),
+            number("--eval-every", eval_every, natural),
             max_time,
             accept,
             strict_metrics,
@@ -363,7 +364,7 @@ def ranked(member: Any, arguments: Arguments) -> int:
         raise
 
 
-def _number(flag: str, text: str | None, kind: Callable[[str], int]) -> int | None:
+def number(flag: str, text: str | None, kind: Callable[[str], int]) -> int | None:
     if text is None:
         return None
     try:

@@ -79,7 +79,7 @@ def choose(
     compiler.check_evals(loaded, chosen, traced)
     operations = compiler.flops(compiler.whole_step(traced, logged=False))
     count = threads.prepare(os.environ, operations, found.manifest.threads)
-    opened = device.begin(settings, chosen.deterministic)
+    opened = device.begin(settings, chosen.deterministic, chosen.deterministic_at)
     return Chosen(loaded, traced, found, plan(loaded, chosen, traced, count, settings, opened=opened))
 
 

@@ -238,7 +238,7 @@ def batches(ev: Any, form: Form, env: Any, sources: dict[str, DataSource], train
     values = {key: value_of(given, keys, key) for key in keys if key != "split"}
     if way == "windows" and values["stride"] is None:
         values["stride"] = values["context"]
-    return Batches(source, split, span=form.span, **values)
+    return Batches(source, split, span=form.span, knobs={key: found.knobs for key, found in given.items() if found.knobs}, **values)
 
 
 def _check_manifest(ev: Any, source: DataSource, split: str | None, given: dict[str, Given], form: Form, training: bool) -> None:

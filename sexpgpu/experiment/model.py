@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
@@ -110,6 +111,7 @@ class Batches:
     stride: int | None = None
     buckets: int = 1
     parts: int = 1  # micro-batches of one batch; `graphs` packs each alone
+    knobs: Mapping[str, frozenset[str]] = field(default_factory=dict, compare=False)  # key -> those that its value came from
     capacities: tuple[tuple[int, int, int], ...] = ()  # structures, atoms, edges of each size, from a scan, ascending
 
     @property
@@ -203,6 +205,7 @@ class Run:
     keep: int = 3
     log_every: int = 10
     deterministic: bool = True
+    deterministic_at: Span | None = None  # where the file states it to be true
     diagnostics: tuple[str, ...] = ()
     diagnostics_via: str = ""  # the flag or variable that gave the globs; else the file
     metrics: tuple[Metric, ...] = ()

@@ -61,6 +61,16 @@ class Estimate:
 
 
 @dataclass(frozen=True)
+class Ranks:
+    """A step of several ranks: `samples` of each; `sent`: bytes that a rank sends in a step, by what they are."""
+
+    count: int
+    samples: int
+    divided: bool  # optimizer state over the ranks
+    sent: Mapping[str, int]
+
+
+@dataclass(frozen=True)
 class RunReport:
     """What tracing a run gives. `flops`: floating operations of one train step; `moved`: its bytes if nothing is cached;
     `hash`: of the train graph."""
@@ -77,6 +87,7 @@ class RunReport:
     fits: str = ""  # where a budget was given
     taps: tuple[str, ...] = ()
     warnings: tuple[Any, ...] = ()
+    ranks: Ranks | None = None  # where several were assumed; memory is then one device's
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 from sexpgpu.diagnostics import Diagnostic, Related, SexpError, nearest, one_or_all, suggestion
 from sexpgpu.forms import Form, Keyword, ListForm, Literal, Symbol
-from sexpgpu.lisp.values import Callable, Tensor, kind_of, plain, show
+from sexpgpu.lisp.values import Callable, Tensor, kind_of, knobs_of, plain, show
 
 LARGEST = 2**63  # of a number that a key takes: beyond it files and devices have no word for it
 
@@ -35,6 +35,7 @@ class Given:
 
     value: Any
     form: Form
+    knobs: frozenset[str] = frozenset()  # that the value came from
 
 
 def parse_keys(ev: Any, what: str, form: ListForm, items: tuple[Form, ...], keys: dict[str, Key], env: Any) -> dict[str, Given]:
@@ -80,7 +81,7 @@ def _pair(ev: Any, what: str, items: tuple[Form, ...], position: int, keys: dict
     if value_form is None or (isinstance(value_form, Keyword) and value_form.name in keys):
         raise ev.error("E-EVAL-104", f"{what}: :{head.name} has no value", head, help=f"write a value after it: {key.doc}")
     value = value_form if key.kind == "form" else _value(ev, key, value_form, env)
-    return head.name, Given(_checked(ev, what, head.name, key, value, value_form), value_form)
+    return head.name, Given(_checked(ev, what, head.name, key, value, value_form), value_form, knobs_of(value))
 
 
 def value_of(given: dict[str, Given], keys: dict[str, Key], name: str) -> Any:

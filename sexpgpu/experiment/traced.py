@@ -95,13 +95,13 @@ def trace_entry(ev: Any, metric: Metric, data: Batches, samples: int, registry: 
                 parameter_place(metric.function.span, name) or metric.span, help=suggestion(name, known, f"fields of {data.source.name}"),
                 related=[Related(data.source.span, f"the source `{data.source.name}` is defined here", quoted=False)],
             )
-        args.append(_field(ev, known[name], samples, data.batch))
+        args.append(_field(ev, known[name], samples, data))
     given = len(parameters.required) == len(args)
     for name, _default in parameters.optional:  # a parameter with a default takes the field of its name where there is one
         given = given and name in known
         if given:
-            args.append(_field(ev, known[name], samples, data.batch))
-    kwargs = {name: _field(ev, known[name], samples, data.batch) for name, _default in parameters.keys if name in known}
+            args.append(_field(ev, known[name], samples, data))
+    kwargs = {name: _field(ev, known[name], samples, data) for name, _default in parameters.keys if name in known}
     before, ev.trace = ev.trace, trace
     try:
         value = ev.call(metric.function, args, kwargs, metric.span)
@@ -132,12 +132,13 @@ def _with_fields(mistake: SexpError, given: tuple[Tensor, ...], fields: dict[str
     ))
 
 
-def _field(ev: Any, field_: Field, samples: int, batch: int) -> Tensor:
-    """A field's tensor; `batch`: the number that `samples` came from, with its knobs."""
+def _field(ev: Any, field_: Field, samples: int, data: Batches) -> Tensor:
+    """A field's tensor; its axes remember the knobs of `:batch` and `:context`."""
     rows = samples if field_.rows is None else field_.rows
     node = build("input", name=field_.name, dtype=field_.dtype, shape=(rows, *field_.shape), batch=field_.rows is None)
-    first = knobs_of(batch) if field_.rows is None else frozenset()
-    ev.provenance.axes.setdefault(node, (first, *(knobs_of(size) for size in field_.shape)))
+    knobs: list[frozenset[str]] = [data.knobs.get("batch", frozenset()) if field_.rows is None else frozenset()]
+    knobs += [knobs_of(size) if data.context is None else data.knobs.get("context", frozenset()) for size in field_.shape]
+    ev.provenance.axes.setdefault(node, tuple(knobs))
     return Tensor(node)
 
 

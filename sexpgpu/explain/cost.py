@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from sexpgpu.diagnostics import fail, suggestion
-from sexpgpu.experiment.report import Estimate, Large, Memory
+from sexpgpu.experiment.report import Estimate, Large, Memory, Ranks
 from sexpgpu.experiment.traced import TracedRun
 from sexpgpu.ir import Node, Origins, postorder
 from sexpgpu.ops import table
@@ -96,14 +96,28 @@ def _dtype(node: Node) -> str:
     return floats[0] if floats else node.type.dtype
 
 
-def memory(traced: TracedRun, step: Mapping[str, Node]) -> Memory:
-    """`step`: from a micro-batch to the loss and the gradients, lowered."""
+def ranks(traced: TracedRun, count: int) -> Ranks:
+    """What `count` ranks exchange in a step. A sum over ranks in a ring sends 2(n-1)/n of its bytes, a scatter or a gather half of it."""
+    run, way = traced.run, (count - 1) / count
+    gradients, averages = _bytes(traced.gradients.values()), _bytes(traced.averages.values())
+    trained = _bytes(traced.params[name].node for name in traced.gradients)
+    states = _bytes(spec.node for name, spec in traced.states.items() if name in traced.state_updates)
+    if run.shard:
+        sent = {"gradients, reduce-scatter": way * gradients, "parameters, all-gather": way * trained, "averages, all-gather": way * averages}
+    else:
+        sent = {"gradients, all-reduce": 2 * way * gradients}
+    sent["states, all-reduce"] = 2 * way * states
+    return Ranks(count, run.data.batch // count, run.shard, {what: round(n) for what, n in sent.items() if n})
+
+
+def memory(traced: TracedRun, step: Mapping[str, Node], shares: int = 1) -> Memory:
+    """`step`: from a micro-batch to the loss and the gradients, lowered. `shares`: of the optimizer's state, one here."""
     trained = [spec.node for spec in traced.params.values()]
     kept = {
         "parameters": _bytes(trained),
         "states": _bytes(spec.node for spec in traced.states.values()),
         "gradients": _bytes(traced.gradients.values()),
-        "optimizer": _bytes(slot.leaf for slot in traced.slots.values()),
+        "optimizer": -(-_bytes(slot.leaf for slot in traced.slots.values()) // shares),
         "averages": _bytes(traced.averages.values()),
     }
     order = postorder(step.values())
@@ -119,7 +133,8 @@ def _bytes(nodes: Iterable[Node]) -> int:
 def liveness(order: list[Node], held: Iterable[Node], placed: Iterable[Node]) -> tuple[int, list[Node]]:
     """(bytes at the peak, the tensors of then by size). `held` are results; `placed` results that are not held have memory of
     their own, which is counted elsewhere."""
-    ops, home = table(), {}
+    ops = table()
+    home: dict[Node, Node] = {}
     for node in order:
         lowering = ops[node.op].lowering
         view = lowering.kind == "view" and node.inputs and node.inputs[0].type.size >= 1

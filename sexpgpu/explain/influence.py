@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 from sexpgpu.experiment.load import Loaded
 from sexpgpu.experiment.traced import TracedRun
@@ -31,7 +32,7 @@ def _keys(loaded: Loaded) -> Iterator[tuple[str, str]]:
     names = aliases(loaded)
     for form in loaded.ev.loader.main.forms:
         head = form.head() if isinstance(form, ListForm) else None
-        if head not in ("defrun", "defeval", "defdata") or len(form.items) < 2:
+        if not isinstance(form, ListForm) or head not in ("defrun", "defeval", "defdata") or len(form.items) < 2:
             continue
         what = f"{head.removeprefix('def')} {getattr(form.items[1], 'name', '')}"
         for key, value in zip(form.items, form.items[1:], strict=False):
@@ -64,9 +65,11 @@ def symbols(form: Form) -> set[str]:
 def _shapes(loaded: Loaded, traced: Mapping[str, TracedRun]) -> Iterator[tuple[str, str]]:
     """Parameters with a size of a knob."""
     by_knob: dict[str, dict[str, None]] = {}
+    ev: Any = loaded.ev  # `load` gave it its provenance
+    axes = ev.provenance.axes
     for run in traced.values():
         for name, spec in (run.params | run.states).items():
-            for axis in loaded.ev.provenance.axes.get(spec.node, ()):
+            for axis in axes.get(spec.node, ()):
                 for knob in axis:
                     by_knob.setdefault(knob, {})[name] = None
     for knob, names in by_knob.items():
@@ -86,8 +89,7 @@ def _initial(traced: Mapping[str, TracedRun]) -> Iterator[tuple[str, str]]:
 def _other(loaded: Loaded, found: Mapping[str, list[str]]) -> Iterator[tuple[str, str]]:
     """Functions of the file that read a knob."""
     for form in loaded.ev.loader.main.forms:
-        head = form.head() if isinstance(form, ListForm) else None
-        if head in ("defun", "deflayer", "defoptimizer", "defmacro") and len(form.items) > 1:
+        if isinstance(form, ListForm) and form.head() in ("defun", "deflayer", "defoptimizer", "defmacro") and len(form.items) > 1:
             for symbol in symbols(form) & set(found):
                 yield symbol, f"read in {getattr(form.items[1], 'name', '?')}"
 

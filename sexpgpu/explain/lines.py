@@ -58,7 +58,8 @@ def line(t: Traced, number: int) -> Line:
     here = begins(t.loaded.ev.loader.main.forms, source, number)
     table_ = t.loaded.ev.expansions or {}
     graph, origins = t.graph("simplified"), t.traced.origins
-    written, called = [], []
+    written: list[Any] = []
+    called: list[Any] = []
     for node in postorder(graph.values()):
         spans = [s for s in origins.of(node).spans if s.source is source]
         lines = [source.line_column(s.start)[0] for s in spans]

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from sexpgpu.compiler import check_evals, flops, graph_results, knob_notes, stages, train_graph
+from sexpgpu.compiler import check_divides, check_evals, flops, graph_results, knob_notes, mixes, stages, train_graph
 from sexpgpu.experiment.load import Loaded, Selection, choose_run, load
 from sexpgpu.experiment.model import Run
 from sexpgpu.experiment.report import ParameterRow, Report, RunReport
 from sexpgpu.experiment.traced import TracedRun
+from sexpgpu.explain import cost
 from sexpgpu.explain.cost import estimate, fits, memory, traffic
 from sexpgpu.explain.influence import influences
 from sexpgpu.ir import postorder
@@ -19,25 +20,27 @@ from sexpgpu.passes.train_step import whole_step
 
 def explain(
     file: str, run: str | None, selection: Selection, device: str = "cpu", assume: Mapping[str, float] | None = None,
-    budget: float | None = None, measured: Callable[[Run], Run] = lambda run: run,
+    budget: float | None = None, measured: Callable[[Run], Run] = lambda run: run, ranks: int = 1,
 ) -> Report:  # fmt: skip
     """What a file means, without torch and, unless `measured` opens it, without data."""
-    return report(load(file, selection), run, device, assume, budget, measured)
+    return report(load(file, selection), run, device, assume, budget, measured, ranks)
 
 
 def report(
     loaded: Loaded, run: str | None = None, device: str = "cpu", assume: Mapping[str, float] | None = None,
-    budget: float | None = None, measured: Callable[[Run], Run] = lambda run: run,
+    budget: float | None = None, measured: Callable[[Run], Run] = lambda run: run, ranks: int = 1,
 ) -> Report:  # fmt: skip
-    """The report of what is loaded. budget: bytes that a run may take; assume: a device's numbers that were given."""
+    """The report of what is loaded. budget: bytes that a run may take; assume: a device's numbers that were given; ranks: how many
+    devices, of which memory and step time are one's."""
     names = [run] if run is not None else list(loaded.experiment.runs)
     runs = {name: measured(choose_run(loaded.experiment, name)) for name in names}
     traced = {name: train_graph(loaded, one) for name, one in runs.items()}
-    rows = tuple(_run(loaded, one, traced[name], device, assume or {}, budget) for name, one in runs.items())
+    rows = tuple(_run(loaded, one, traced[name], device, assume or {}, budget, ranks) for name, one in runs.items())
     return Report(loaded.experiment, rows, influences(loaded, traced))
 
 
-def _run(loaded: Loaded, run: Run, traced: TracedRun, device: str, assume: Mapping[str, float], budget: float | None) -> RunReport:
+def _run(loaded: Loaded, run: Run, traced: TracedRun, device: str, assume: Mapping[str, float], budget: float | None, ranks: int) -> RunReport:
+    check_divides(run, ranks)
     check_evals(loaded, run, traced)
     results = graph_results(traced)
     step = whole_step(traced, logged=False)
@@ -45,13 +48,13 @@ def _run(loaded: Loaded, run: Run, traced: TracedRun, device: str, assume: Mappi
         ParameterRow(name, spec.shape, spec.dtype, spec.kind == "state", spec.span.place if spec.span else "", str(spec.init))
         for name, spec in (traced.params | traced.states).items()
     )
-    staged = stages(loaded, run)
-    micro, update = staged.micro(False), staged.update(traced.loss.count is not None or run.accumulate > 1)
-    held = memory(staged.traced, micro)
+    staged = stages(loaded, run, ranks=ranks)
+    micro, update = staged.micro(False), staged.update(traced.loss.count is not None or run.accumulate * ranks > 1)
+    held = memory(staged.traced, micro, ranks if run.shard else 1)
     graphs: list[tuple[int, Any]] = [(run.accumulate, micro), (1, update)]
     return RunReport(
         run.name, rows, flops(step), run.accumulate * traffic([micro]) + traffic([update]), len(postorder(step.values())),
         graph_hash(results), document(results, traced.origins, knob_notes(loaded)), held,
-        estimate(graphs, device, assume, run.precision), "" if budget is None else fits(held, budget, run.data.batch, run.accumulate),
-        traced.tap_names, traced.warnings,
+        estimate(graphs, device, assume, run.precision), "" if budget is None else fits(held, budget, run.data.batch // ranks, run.accumulate),
+        traced.tap_names, (*traced.warnings, *mixes(traced, run, ranks)), cost.ranks(traced, ranks) if ranks > 1 else None,
     )  # fmt: skip

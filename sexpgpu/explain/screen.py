@@ -10,7 +10,7 @@ from typing import Any
 
 from sexpgpu.diagnostics import printable
 from sexpgpu.experiment.model import Batches, Eval, Knob, Run
-from sexpgpu.experiment.report import ParameterRow, Report, RunReport
+from sexpgpu.experiment.report import ParameterRow, Ranks, Report, RunReport
 from sexpgpu.explain.compare import Verdict
 from sexpgpu.explain.lines import Line, Nodes
 from sexpgpu.explain.why import Why
@@ -97,6 +97,8 @@ def _run(run: Run, traced: RunReport) -> list[str]:
         ("memory", _memory(traced)),
         ("step time", _estimate(traced)),
     ]
+    if traced.ranks is not None:
+        facts.append(("ranks", _ranks(run, traced.ranks)))
     if traced.fits:
         facts.append(("budget", traced.fits))
     if run.clip_norm is not None:
@@ -123,6 +125,13 @@ def _memory(traced: RunReport) -> str:
     held = traced.memory
     parts = [*((kind, n) for kind, n in held.kept.items()), ("batch", held.batch), ("step", held.step)]
     return f"{size(held.peak)} at the peak: " + ", ".join(f"{kind} {size(n)}" for kind, n in parts if n)
+
+
+def _ranks(run: Run, found: Ranks) -> str:
+    sent = ", ".join(f"{what} {size(n)}" for what, n in found.sent.items())
+    divided = "; optimizer state divided" if found.divided else ""
+    return (f"{found.count}, each {found.samples} of {run.data.batch} samples a step{divided}; a rank sends {size(sum(found.sent.values()))} a step: {sent}; "
+            "memory and step time are of one device, without the exchange")
 
 
 def _estimate(traced: RunReport) -> str:
@@ -271,7 +280,7 @@ def _run_document(run: Run, r: RunReport) -> dict[str, Any]:
         "data": run.data.source.name, "loss": run.loss.name, "evals": [e.name for e in run.evals], "parameters": rows,
         "values": sum(p.count for p in r.parameters if not p.state), "flops": r.flops, "bytes_moved": r.moved, "nodes": r.nodes, "hash": r.hash,
         "memory": plain(asdict(r.memory)) | {"peak": r.memory.peak}, "estimate": plain(asdict(r.estimate)), "taps": list(r.taps),
-        **({"budget": r.fits} if r.fits else {}),
+        **({"budget": r.fits} if r.fits else {}), **({"ranks": plain(asdict(r.ranks))} if r.ranks is not None else {}),
     }  # fmt: skip
 
 

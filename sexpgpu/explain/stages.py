@@ -6,9 +6,10 @@ import difflib
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any
 
-from sexpgpu.compiler import graph_results, knob_notes
+from sexpgpu.compiler import graph_results, knob_notes, stages
 from sexpgpu.diagnostics import fail, suggestion
 from sexpgpu.experiment.load import Loaded, Selection, load
 from sexpgpu.experiment.model import Run
@@ -82,7 +83,7 @@ def forms(t: Traced) -> str:
 def expanded(t: Traced) -> str:
     """The same with each macro call replaced by what it became; one that was never evaluated stands as it is."""
     assert t.traced is not None  # bodies are expanded when they are first called
-    table = t.loaded.ev.expansions
+    table = t.loaded.ev.expansions or {}
     return "\n\n".join(pretty(replaced(form, table)) for form in t.loaded.ev.loader.main.forms) + "\n"
 
 
@@ -130,8 +131,31 @@ def graph_stage(name: str) -> Callable[[Traced], str]:
     return text
 
 
-#: what `--after` and `--diff` take -> its text. A device's stages (`fused`, `plan`, `triton`) are added by its lowering.
-STAGES: dict[str, Callable[[Traced], str]] = {"forms": forms, "expanded": expanded, **{name: graph_stage(name) for name in GRAPHS}}
+#: a stage of the lowering for `cuda` -> what writes it; brings torch, and needs no GPU
+LOWERED = {
+    "fused": "sexpgpu.backends.cuda.report:fused_text",
+    "plan": "sexpgpu.backends.cuda.report:plan_text",
+    "triton": "sexpgpu.backends.cuda.report:triton_text",
+}
+LOWER = "sexpgpu.backends.cuda.report:lowered"
+
+
+def lowered_stage(name: str) -> Callable[[Traced], str]:
+    def text(t: Traced) -> str:
+        return _imported(LOWERED[name])(_imported(LOWER)(stages(t.loaded, t.run, "cuda")))
+
+    return text
+
+
+def _imported(place: str) -> Any:
+    module, name = place.split(":")
+    return getattr(import_module(module), name)
+
+
+#: what `--after` and `--diff` take -> its text
+STAGES: dict[str, Callable[[Traced], str]] = {
+    "forms": forms, "expanded": expanded, **{name: graph_stage(name) for name in GRAPHS}, **{name: lowered_stage(name) for name in LOWERED},
+}
 
 
 def after(t: Traced, stage: str) -> str:

@@ -50,13 +50,14 @@ class Why:
         return tuple(sorted(found | {k for _, _, ks in self.settings for k in ks}))
 
 
-def why(loaded: Loaded, run: Run, path: str) -> Why:
-    """`path`: an outward path, or the end of one that only one tensor has."""
-    traced = train_graph(loaded, run)
+def why(loaded: Loaded, run: Run, path: str, traced: TracedRun | None = None) -> Why:
+    """`path`: an outward path, or the end of one that only one tensor has; `traced`: the run, if it is traced already."""
+    traced = train_graph(loaded, run) if traced is None else traced
     specs = traced.params | traced.states
     name = _named(path, specs)
     spec = specs[name]
-    axes = loaded.ev.provenance.axes.get(spec.node, ())
+    ev: Any = loaded.ev  # `load` gave it its provenance
+    axes = ev.provenance.axes.get(spec.node, ())
     knobs = [tuple(sorted(axes[i])) if i < len(axes) else () for i in range(len(spec.shape))]
     frozen = next((g for g in run.frozen if spec.kind == "param" and matches(g, name)), "")
     trained = spec.kind == "param" and not frozen

@@ -42,7 +42,7 @@ class Provenance:
         return tuple(with_knobs(n, knobs[i]) if i < len(knobs) and knobs[i] else n for i, n in enumerate(node.type.shape))
 
     def infer_axes(self, node: Node, numbers: list[Any]) -> None:
-        """An axis of the result has the knobs of equal sizes among the operands' axes and the given numbers."""
+        """The knobs of each axis of a result: of the operands' axes that it is, else of equal sizes among theirs and the numbers."""
         if node in self.axes:
             return
         by_size: dict[int, Knobs] = {}
@@ -53,11 +53,55 @@ class Provenance:
         for number in numbers:
             if knobs_of(number) and isinstance(number, int):
                 by_size[int(number)] = by_size.get(int(number), frozenset()) | knobs_of(number)
-        axes = [by_size.get(n, frozenset()) for n in node.type.shape]
-        if node.op == "reshape" and -1 in numbers:  # a size that is computed comes from all of the operand's
-            axes[numbers.index(-1)] = frozenset().union(*self.axes.get(node.inputs[0], ()))
-        if any(axes):
-            self.axes[node] = tuple(axes)
+        if by_size:
+            exact = _SAME_AXES.get(node.op, _aligned)
+            found = [exact(self, node, numbers, axis) for axis in range(node.type.rank)]
+            self.axes[node] = tuple(by_size.get(n, frozenset()) if f is None else f for n, f in zip(node.type.shape, found, strict=True))
+
+    def axis(self, node: Node, axis: int) -> Knobs:
+        """The knobs of one axis."""
+        known = self.axes.get(node, ())
+        return known[axis] if -len(known) <= axis < len(known) else frozenset()
+
+
+def _aligned(p: Provenance, node: Node, numbers: list[Any], axis: int) -> Knobs | None:
+    """Operands of the result's rank that have the same size there; then those that broadcast to it. None: nobody can tell."""
+    size, rank = node.type.shape[axis], node.type.rank
+    for same_rank in (True, False):
+        there = [(i, axis - rank) for i in node.inputs if i.type.rank + axis >= rank and i.type.shape[axis - rank] == size
+                 and (i.type.rank == rank) == same_rank]
+        if there:
+            return frozenset().union(*(p.axis(i, at) for i, at in there))
+    return None
+
+
+def _matmul_axis(p: Provenance, node: Node, numbers: list[Any], axis: int) -> Knobs | None:
+    a, b = node.inputs
+    if min(a.type.rank, b.type.rank) < 2 or axis < node.type.rank - 2:
+        return None if min(a.type.rank, b.type.rank) < 2 else _aligned(p, node, numbers, axis)
+    return p.axis(b, -1) if axis == node.type.rank - 1 else p.axis(a, -2)
+
+
+def _reshape_axis(p: Provenance, node: Node, numbers: list[Any], axis: int) -> Knobs | None:
+    """A size that is given is its own; one that is computed (-1) comes from all of the operand's."""
+    if len(numbers) != node.type.rank:
+        return None
+    everything: Knobs = frozenset().union(*p.axes.get(node.inputs[0], ()))
+    return everything if numbers[axis] == -1 else knobs_of(numbers[axis])
+
+
+def _embed_axis(p: Provenance, node: Node, numbers: list[Any], axis: int) -> Knobs | None:
+    rows, indices = node.inputs
+    return p.axis(rows, -1) if axis == node.type.rank - 1 else p.axis(indices, axis)
+
+
+#: op -> (provenance, node, numbers, axis) -> the knobs of an axis that equal sizes might confuse
+_SAME_AXES: dict[str, Any] = {
+    "matmul": _matmul_axis,
+    "reshape": _reshape_axis,
+    "embed": _embed_axis,
+    "transpose": lambda p, node, numbers, axis: p.axis(node.inputs[0], node.attrs["permutation"][axis]),
+}
 
 
 class OpFunction(Callable):

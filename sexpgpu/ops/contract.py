@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from math import prod
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 from sexpgpu.ir import Node, TensorType

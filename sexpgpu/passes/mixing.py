@@ -9,6 +9,9 @@ from __future__ import annotations
 from sexpgpu.ir import Node, Origins, postorder
 from sexpgpu.source import Span
 
+#: ops whose axis is a place and not a direction
+SHAPES = frozenset({"expand-dims", "squeeze", "concat", "stack", "gather", "slice"})
+
 
 def mixing(root: Node, origins: Origins) -> list[tuple[str, Span | None]]:
     """(path, place) of each layer that mixes samples, in the order of the graph."""
@@ -18,7 +21,14 @@ def mixing(root: Node, origins: Origins) -> list[tuple[str, Span | None]]:
         if node.type.batch or any(i in depends for i in node.inputs):
             depends.add(node)
         shared = [i for i in node.inputs if i in depends and not i.type.batch]
-        if shared and node.type.batch and any(i.type.batch for i in node.inputs):
+        batched = [i for i in node.inputs if i.type.batch]
+        if node.type.batch and batched and (shared or _along_samples(node)):
             origin = origins.of(node)
             found.setdefault((origin.paths[0] if origin.paths else "", origin.spans[0] if origin.spans else None))
     return list(found)
+
+
+def _along_samples(node: Node) -> bool:
+    """An op along axis 0 that keeps it, such as a normalisation or a softmax over samples."""
+    axis = node.attrs.get("axis")
+    return node.op not in SHAPES and (axis == 0 or (isinstance(axis, tuple) and 0 in axis))

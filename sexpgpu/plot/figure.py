@@ -29,10 +29,10 @@ def draw(runs: Sequence[RunRecords], labels: Sequence[str], smooth: float) -> An
     heights = [above / total, HEIGHT * height / total, *([below / total] if rows else [])]
     head, *parts = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False).flat
     _heading(head, labels)
-    axes = parts[0].subplots(height, min(COLUMNS, len(shown)), squeeze=False).flat
+    axes = list(parts[0].subplots(height, min(COLUMNS, len(shown)), squeeze=False).flat)
     for ax, panel in zip(axes, shown, strict=False):
         _panel(ax, panel, len(runs), smooth)
-    for ax in list(axes)[len(shown):]:
+    for ax in axes[len(shown):]:
         ax.remove()
     if rows:
         _table(parts[1], rows, labels)

@@ -14,6 +14,7 @@ from sexpgpu.run.metrics.read import RunRecords
 FIRST, LAST = ("loss",), ("learning-rate", "gradient-norm", "tokens-per-second", "samples-per-second")
 LEFT_OUT = frozenset({"step-seconds"})  # the rate says the same
 UNITS = {"tokens-per-second": "tokens/s", "samples-per-second": "samples/s"}
+MOST = 1e250  # a value beyond it is drawn as one that is not finite: axes cannot be made for it
 MOST_LINES = 12  # of one run in a panel of taps
 MOST_PANELS = 24
 MOST_KNOBS = 16
@@ -118,7 +119,7 @@ def _lines(run: RunRecords) -> dict[tuple[str, str], dict[str, list[tuple[int, f
             continue
         value = record.get("value")
         kind, label = _kind(metadata)
-        number = float(value) if isinstance(value, int | float) else math.nan
+        number = float(value) if isinstance(value, int | float) and abs(value) < MOST else math.nan
         points.setdefault((kind, name), {}).setdefault(label, {})[step] = number
     return {key: {label: sorted(line.items()) for label, line in lines.items()} for key, lines in points.items()}
 

@@ -7,7 +7,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-
+from typing import Any
 
 from sexpgpu.compiler import choose_run, flops, graph_results, knob_notes, train_graph
 from sexpgpu.diagnostics import fail, printable, suggestion
@@ -214,7 +214,7 @@ def expanded(session: Session, form: Form) -> Form:
     """The form with its outermost macro calls replaced until its head is no macro."""
     ev = session.ev
     while isinstance(form, ListForm) and form.head() is not None:
-        head = form.items[0]
+        head: Any = form.items[0]
         home = getattr(head, "home", None)
         value = (home.lookup(head.name) if home is not None else None) or ev.main.lookup(form.head())
         if not isinstance(value, Macro):

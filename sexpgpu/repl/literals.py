@@ -168,7 +168,8 @@ _FOLD = ("xs*",)
 
 def with_literals(functions: Mapping[str, Any], literals: Literals) -> dict[str, Any]:
     """The functions of the language whose tensors may be lists of numbers."""
-    ops, made = table(), {}
+    ops = table()
+    made: dict[str, Any] = {}
     for name, function in functions.items():
         op = getattr(function, "op", None) or ops.get(COUNTERPARTS.get(name, name))
         if name in _QUERIES:

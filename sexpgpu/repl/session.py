@@ -6,6 +6,7 @@ mistake is a diagnostic, Ctrl-C stops the input, and the session goes on.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Iterable
 from contextlib import contextmanager
 from typing import Any
@@ -67,7 +68,7 @@ class Session:
         selection = Selection(variant=variant, sets=sets, limit=self.limit)
         loaded = load(Source("repl", "") if file is None else file, selection)
         literals = Literals()
-        ev = loaded.ev
+        ev: Any = loaded.ev
         ev.builtins.update(with_literals(ev.builtins, literals))
         ev.specials |= {"defknob": self._defknob, "defvariant": self._defvariant, "defrun": self._in_a_file, "defeval": self._in_a_file}
         if self.running is not None:
@@ -132,6 +133,8 @@ class Session:
         except RecursionError:
             self.report(problem("E-EVAL-042", "this nests too deeply").diagnostics)
         except Exception as error:
+            if isinstance(error, OSError) and error.errno in (errno.EPIPE, errno.ENOSPC):
+                raise  # nobody reads the output, or its disk is full: that ends a session
             memory = out_of_memory(error)
             self.report(memory.diagnostics if memory is not None else [bug(error)])
         finally:

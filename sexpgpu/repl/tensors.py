@@ -83,10 +83,8 @@ def _fits(results: Mapping[str, Node]) -> None:
 def text(value: torch.Tensor, kind: str) -> str:
     """A tensor as the language would write it, and its type: `[1.0 2.0]  f32[2]`."""
     array = value.detach().to(torch.float64 if value.dtype in (torch.bfloat16, torch.float16) else value.dtype).numpy()
-    shown = np.array2string(
-        array, separator=" ", threshold=SHOWN, edgeitems=3, precision=6, max_line_width=100,
-        formatter={"bool": lambda b: "true" if b else "false", "float_kind": number},
-    )
+    formats: Any = {"bool": lambda b: "true" if b else "false", "float_kind": number}
+    shown = np.array2string(array, separator=" ", threshold=SHOWN, edgeitems=3, precision=6, max_line_width=100, formatter=formats)
     lines = shown.split("\n")
     return f"{shown}  {kind}" if len(lines) == 1 else "\n".join([*lines, kind])
 

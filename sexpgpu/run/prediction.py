@@ -23,17 +23,21 @@ _WORDS = {np.dtype(kind): word for word, kind in NUMPY.items()}
 def read_input(path: Path, names: Sequence[str], known: Iterable[Field]) -> dict[str, np.ndarray]:
     """An array for each name, in the dtype of the data's field of that name, else its own; raises E-CKPT-035."""
     fields = {field.name: field for field in known}
+    mend = f"write it with numpy: np.savez({path.name!r}, {', '.join(f'{name}=…' for name in names)})"
     try:
-        with np.load(path, allow_pickle=False) as file:
-            if not isinstance(file, np.lib.npyio.NpzFile):
+        if path.exists() and not path.is_file():
+            raise ValueError("it is a folder or device")
+        with path.open("rb") as raw:
+            if raw.read(2) != b"PK":
                 raise ValueError("it is no npz file")
+        with np.load(path, allow_pickle=False) as file:
             missing = [name for name in names if name not in file.files]
             if missing:
                 fail("E-CKPT-035", f"{path} has no array `{missing[0]}`",
                      notes=[f"its arrays: {printable(', '.join(file.files)) or 'none'}"])
             arrays = {name: file[name] for name in names}
     except (OSError, ValueError, EOFError, KeyError, TypeError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
-        fail("E-CKPT-035", f"{path} cannot be read: {getattr(error, 'strerror', None) or printable(str(error))}")
+        fail("E-CKPT-035", f"{path} cannot be read: {getattr(error, 'strerror', None) or printable(str(error))}", help=mend)
     fitted = {name: _fit(name, array, fields.get(name)) for name, array in arrays.items()}
     rows = {len(array) for array in fitted.values()}
     if len(rows) != 1 or 0 in rows:

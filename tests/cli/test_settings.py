@@ -72,7 +72,7 @@ ROWS = {
     "XDG_STATE_HOME": ("s", "xdg_state_home", "s"),
 }
 DEFAULTS = {
-    "device": "cpu", "syvain_metrics_host": "https://metrics.041.io", "nodes": 1, "node_rank": 0, "eval_limit": 10_000_000, "flashcart_kernel_l_max": 3,
+    "device": "cpu", "syvain_metrics_host": "https://metrics.041.io", "nodes": 1, "node_rank": 0, "node_gradients": "f32", "eval_limit": 10_000_000, "flashcart_kernel_l_max": 3,
     "flashcart_tp_scatter_kernel": "csr", "flashcart_tp_csr_group_budget": 100, "flashcart_tp_bwd_group_budget": 100,
     "flashcart_tp_bwd_csr_min_deg": 64, "flashcart_tp_peak_aware_groups": True, "flashcart_lammps_empty_cache_every": 1,
     **dict.fromkeys(["flashcart_lammps_" + n for n in ("validate", "debug", "memory_debug", "empty_cache", "cpu")], False),
@@ -134,7 +134,7 @@ def test_empty_boolean_is_off() -> None:
 @pytest.mark.parametrize(
     ("name", "text"),
     [("SEXPGPU_EVAL_LIMIT", t) for t in ("0", "-1", "1e6", "1_000", " 5", "٣", "5.0", "9" * 19)]
-    + [("SEXPGPU_DEVICE", "gpu"), ("SEXPGPU_DEVICES", "0,0"), ("SEXPGPU_DEVICES", "0,"), ("SEXPGPU_MEMORY", "0"),
+    + [("SEXPGPU_DEVICE", "gpu"), ("SEXPGPU_DEVICES", "0,0"), ("SEXPGPU_DEVICES", "0,"), ("SEXPGPU_RENDEZVOUS", "host"), ("SEXPGPU_RENDEZVOUS", "host:0"), ("SEXPGPU_NODE_GRADIENTS", "f16"), ("SEXPGPU_MEMORY", "0"),
        ("SEXPGPU_MEMORY", "inf"), ("SEXPGPU_RUN_SLUG", "a/b"), ("SEXPGPU_RUN_SLUG", "a" * 121),
        ("SEXPGPU_METRICS", "jsonl:"), ("SEXPGPU_METRICS", "sylvain"), ("SEXPGPU_EXPLAIN", "kernel"),
        ("FLASHCART_TP_BWD_SPLIT", "half")],
@@ -166,8 +166,9 @@ def test_targets() -> None:
 
 @pytest.mark.parametrize(
     ("environ", "code"),
-    [({"SEXPGPU_DEVICE": "cuda"}, "E-ENV-002"), ({"SEXPGPU_DEVICES": "0,1"}, "E-ENV-002"),
-     ({"SEXPGPU_NODES": "2"}, "E-ENV-002"), ({"SEXPGPU_NODE_RANK": "1"}, "E-ENV-003"),
+    [({"SEXPGPU_DEVICE": "cuda"}, "E-ENV-002"), ({"SEXPGPU_DEVICES": "0,1", "SEXPGPU_DEVICE": "cuda"}, "E-ENV-002"),
+     ({"SEXPGPU_NODES": "2"}, "E-ENV-003"), ({"SEXPGPU_NODE_RANK": "1"}, "E-ENV-003"),
+     ({"SEXPGPU_NODE_RANK": "2", "SEXPGPU_NODES": "2", "SEXPGPU_RENDEZVOUS": "h:1"}, "E-ENV-003"),
      ({"SEXPGPU_MEMORY": "12"}, "E-ENV-002"), ({"SEXPGPU_EXPLAIN": "kernels"}, "E-ENV-002"),
      ({"SEXPGPU_METRICS": "syvain:1"}, "E-ENV-003"), ({"SEXPGPU_CHECKPOINT_DIR": "s3://b/p"}, "E-NET-010"),
      ({"SEXPGPU_RESUME": "s3://b/p/step-1"}, "E-NET-010"), ({"SEXPGPU_RESUME": "latest"}, "E-ENV-003")],
@@ -182,7 +183,7 @@ def test_refused_until_it_is_there(environ: dict[str, str], code: str) -> None:
 
 @pytest.mark.parametrize(
     "environ",
-    [{}, {"SEXPGPU_DEVICES": "0"}, {"SEXPGPU_NODES": "1"}, {"SYVAIN_METRICS_API_KEY": "k"}, {"AWS_REGION": "r"},
+    [{}, {"SEXPGPU_DEVICES": "0"}, {"SEXPGPU_DEVICES": "0,1"}, {"SEXPGPU_NODES": "1"}, {"SEXPGPU_NODES": "2", "SEXPGPU_RENDEZVOUS": "[::1]:29500"}, {"SYVAIN_METRICS_API_KEY": "k"}, {"AWS_REGION": "r"},
      {"SEXPGPU_RESUME": "latest", "SEXPGPU_CHECKPOINT_DIR": "c"}],
 )  # fmt: skip
 def test_not_refused(environ: dict[str, str]) -> None:
@@ -283,7 +284,7 @@ def test_credentials_are_not_shown_hashed_or_pickled() -> None:
 #: variable -> default of the page that other tools link to; None: unset, or not said there
 PAGE = {
     "SEXPGPU_DEVICE": "cpu", "SEXPGPU_DEVICES": None, "SEXPGPU_NODES": 1, "SEXPGPU_NODE_RANK": 0, "SEXPGPU_RENDEZVOUS": None,
-    "SEXPGPU_NODE_GRADIENTS": None, "SEXPGPU_METRICS": None, "SEXPGPU_STATUS": None, "SEXPGPU_DIAGNOSTICS": None, "SEXPGPU_RUN_SLUG": None,
+    "SEXPGPU_NODE_GRADIENTS": "f32", "SEXPGPU_METRICS": None, "SEXPGPU_STATUS": None, "SEXPGPU_DIAGNOSTICS": None, "SEXPGPU_RUN_SLUG": None,
     "SEXPGPU_CHECKPOINT_DIR": None, "SEXPGPU_RESUME": None, "SEXPGPU_EVAL_LIMIT": 10_000_000, "SYVAIN_METRICS_API_KEY": None,
     "SYVAIN_METRICS_FOLDER_ID": None, "SEXPGPU_MEMORY": None, "SEXPGPU_EXPLAIN": None,
 }  # fmt: skip

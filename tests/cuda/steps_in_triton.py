@@ -30,7 +30,7 @@ SMALL = """(import "nn" "optim" "loss")
 (defeval valid :data (batches d :batch 8) :every 2 :metrics ((loss f)))
 """
 NORMAL = """(let* ((x (reshape image [(dim image 0) 1 6 6]))
-         (x (relu (batch-norm (convolution x 3 3 :padding 1 :bias false))))
+         (x (relu (batch-norm (convolution x 3 3 :padding 1 :bias false)))))
     (linear (dropout (reshape x [(dim x 0) -1]) 0.2) 5 :name "out"))"""
 MATRICES = '(linear (tanh (linear image 12 :name "in")) 5 :name "out")'
 COUNTED = """(import "nn" "optim" "loss")

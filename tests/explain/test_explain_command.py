@@ -13,10 +13,10 @@ import pytest
 
 from sexpgpu.cli.main import perform
 from sexpgpu.diagnostics import SexpError
-from sexpgpu.explain.compare import side, word
-from sexpgpu.explain.cost import DEVICES, assumptions, device, fits, liveness
 from sexpgpu.experiment.load import Selection
 from sexpgpu.experiment.report import Memory
+from sexpgpu.explain.compare import side, word
+from sexpgpu.explain.cost import DEVICES, assumptions, device, fits, liveness
 from sexpgpu.ops import build
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -125,7 +125,7 @@ def files(tmp_path: Path) -> Path:
     (tmp_path / "a.lisp").write_text(BASE)
     (tmp_path / "comment.lisp").write_text(BASE + "; a remark\n")
     (tmp_path / "data.lisp").write_text(BASE.replace(":batch 2", ":batch 4"))
-    (tmp_path / "d.csv").write_text("a,b,c,e,f,g\n" + "".join(f"{i},{i},{i},{i},{i},{i}\n" for i in range(10)))
+    (tmp_path / "d.csv").write_text("x_0,x_1,x_2,x_3,y_0,y_1\n" + "".join(f"{i},{i},{i},{i},{i},{i}\n" for i in range(10)))
     return tmp_path
 
 

@@ -25,7 +25,7 @@ def traced(example: str, variant: str | None = None) -> Traced:
 
 def ask(example: str, path: str, variant: str | None = None) -> Why:
     t = traced(example, variant)
-    return why(t.loaded, t.run, path)
+    return why(t.loaded, t.run, path, t.traced)
 
 
 def at(example: str, text: str, number: int = 0) -> int:
@@ -127,10 +127,10 @@ def test_by_trying(example: str, variant: str | None, knob: str, other: str) -> 
     """With another value of a knob, exactly what the answer says may change does: sizes, initial values, existence."""
     t = traced(example, variant)
     changed = load(str(ROOT / f"examples/{example}.lisp"), Selection(variant=variant, sets=(f"{knob}={other}",)))
-    before, after = train_graph(t.loaded, t.run), train_graph(changed, choose_run(changed.experiment, None))
+    before, after = t.traced, train_graph(changed, choose_run(changed.experiment, None))
     moved = 0
     for name, spec in before.params.items():
-        answer, now = why(t.loaded, t.run, name), after.params.get(name)
+        answer, now = why(t.loaded, t.run, name, t.traced), after.params.get(name)
         if now is None:
             assert knob in dict(answer.exists), name
             continue
@@ -140,7 +140,7 @@ def test_by_trying(example: str, variant: str | None, knob: str, other: str) -> 
         assert spec.init == now.init or knob in answer.init_knobs, name
     for name in set(after.params) - set(before.params):
         sibling = next(n for n in before.params if n.rpartition("/")[2] == name.rpartition("/")[2] and "/block/0/" in n)
-        assert knob in dict(why(t.loaded, t.run, sibling).exists), name
+        assert knob in dict(why(t.loaded, t.run, sibling, t.traced).exists), name
     assert moved or knob in ("batch", "layers")
 
 
@@ -158,7 +158,7 @@ LINES = [
     ("digits", "(linear (relu (linear image", None, {"relu": 1}, {"matmul": 2, "+": 2}, 4),
     ("digits", "(cross-entropy (perceptron", None, {}, {"softmax-cross-entropy": 1, "relu": 1, "matmul": 2}, 4),
     ("digits", "(defknob hidden", None, {}, {}, 0),
-    ("digits", "(accuracy", None, {}, {"matmul": 2}, 4),
+    ("digits", ":metrics ((accuracy", None, {}, {"matmul": 2}, 0),
     ("char_lm", '(table (param "token"', "tiny", {"param": 1}, {}, 1),
     ("char_lm", "(x (+ (embed table", "tiny", {"embed": 1, "+": 1}, {}, 0),
     ("char_lm", "(y (attend q k v", "tiny", {"attend": 2}, {}, 0),

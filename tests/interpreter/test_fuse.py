@@ -262,3 +262,23 @@ def test_freed_memory_stays():
     for _ in range(10):
         torch.ones(2_000_000)
     assert faults() - before < 2_000  # each would fault 1,953 pages if it were given back
+
+
+@pytest.mark.parametrize(("rows", "inner", "columns"), [(0, 3, 2), (4, 0, 2), (4, 3, 0), ((2, 0), 3, 2), ((2, 4), 0, 2)], ids=str)
+def test_products_over_axes_of_size_0(rows, inner, columns):
+    """A product over nothing is 0 and its gradients are of the operands' shapes, fused or not, as torch says."""
+    rows = rows if isinstance(rows, tuple) else (rows,)
+    x, w, b = leaf("x", *rows, inner), leaf("w", inner, columns), leaf("b", columns)
+    y = build("+", build("matmul", x, w), b)
+    loss = build("sum", build("*", y, y))
+    graph = simplify({"y": y, **dict(zip(("dx", "dw", "db"), grad(loss, [x, w, b]), strict=True))})
+    values = {n: torch.randn(n.type.shape, dtype=torch.float64) for n in (x, w, b)}
+    tensors = {n: v.clone().requires_grad_() for n, v in values.items()}
+    product = tensors[x] @ tensors[w] + tensors[b]
+    product.square().sum().backward()
+    for fused in (True, False):
+        got = Executable(graph, fused=fused).run(values, 0, 0)
+        torch.testing.assert_close(got["y"], product.detach())
+        for name, n in (("dx", x), ("dw", w), ("db", b)):
+            assert got[name].shape == n.type.shape
+            torch.testing.assert_close(got[name], tensors[n].grad, msg=name)

@@ -7,9 +7,11 @@ import re
 from pathlib import Path
 
 import pytest
-from cases import CASES, GOOD, HEAD, MODEL, RUN, Case, model
+import torch
+from cases import CASES, CSV, GOOD, HEAD, MODEL, RUN, Case, model
 from show import GOLDEN, said
 
+from sexpgpu.backends.cuda.device import memory_errors
 from sexpgpu.cli import main
 from sexpgpu.compiler import Selection, check
 from sexpgpu.diagnostics import Diagnostic, Related, SexpError, document, entry, one_or_all, problem, render
@@ -152,6 +154,29 @@ def test_a_name_that_is_defined_later_is_none_of_them(tmp_path: Path) -> None:
     assert names(checked(tmp_path, GOOD + "(defun g (a) (quote (lenght b)) `(lenght b) (frist a))\n(g 1)\n")) == ["frist"]
     lost = "(defparameter p (lenght [1]))\n(defun g (a) (frist p))\n(g 1)\n"
     assert names(checked(tmp_path, GOOD + lost)) == ["lenght", "frist"]
+
+
+def test_a_plan_over_the_device_s_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Planned before a kernel is compiled, so no GPU is needed to see it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sexpgpu.backends.cuda.device.interpreted", lambda: True)
+    monkeypatch.setattr("sexpgpu.cli.device.cache", lambda environ: [])
+    (tmp_path / "d.csv").write_text(CSV, "utf-8")
+    (tmp_path / "p.lisp").write_text(model("(linear (linear x 1000) 5)").replace(":split train :batch 8", ":batch 20"), "utf-8")
+    for memory, words in (("0.00001", "parameters, gradients and optimizer state take"), ("0.0625", "the program takes")):
+        monkeypatch.setenv("SEXPGPU_MEMORY", memory)
+        assert main.perform(["run", "p.lisp", "--device", "cuda"]) == 2
+        said = capsys.readouterr().err
+        assert f"error[E-MEM-002] more than the device's memory: {words}" in said and "  help: " in said, said
+
+
+def test_a_device_that_ran_out_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sexpgpu.backends.cuda.device.neighbours", lambda: ["process 7 (python) uses 9 GiB"])
+    with pytest.raises(SexpError) as mistake, memory_errors():
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nmore")
+    d = mistake.value.diagnostic
+    assert (d.code, d.exit_code) == ("E-MEM-003", 3) and d.notes == ("CUDA out of memory. Tried to allocate 2 GiB.", "process 7 (python) uses 9 GiB")
+    assert d.help == ("end the other process",)
 
 
 def test_a_text_of_many_mistakes_stops_at_twenty(tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ def test_a_line_that_is_not_whole_yet_is_left(tmp_path):
     append(path, points(2))
     tail = Tail(path)
     with path.open("ab") as file:
-        file.write(b'{"type":"metric","run_id":"a","name":"loss","val')
+        file.write(b'{"type":"metric","run_id":"a","name":"loss","step":1,"val')
         file.flush()
         assert len(tail.read()) == 2 and tail.read() == []
         file.write(b'ue":1.0}\nno json\n[1]\n')

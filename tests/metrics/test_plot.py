@@ -63,6 +63,7 @@ def test_everything_is_drawn(files):
     figure = draw(runs, [r.slug for r in runs], 0.9)
     axes = axes_by_title(figure)
     assert list(axes) == ["loss", r" _odd \$name", "accuracy", "learning-rate", "gradient-norm", "samples-per-second", "attention/norm"]
+    assert len(figure.subfigs[1].axes) == len(axes)  # no empty axes fill up the last row
     lines = {gid: [line for line in axes["loss"].lines if line.get_gid() == gid] for gid in ("raw", "smoothed", "not finite")}
     raw, smooth, odd = lines["raw"], lines["smoothed"], lines["not finite"]
     assert len(smooth) == 2 and len(raw) == 4 and len(odd) == 2 and axes["loss"].get_yscale() == "log"
@@ -139,11 +140,11 @@ ODD = [
 def test_lines_of_others_are_left_out(tmp_path):
     """A file that somebody edited is drawn from what is left of it."""
     file = tmp_path / "odd.jsonl"
-    good = {"type": "metric", "run_id": "a", "seq": 0, "time": 1.0, "name": "$\\alpha$ <x>", "step": -5, "value": 1e300, "metadata": {"split": "$x"}}
+    good = {"type": "metric", "run_id": "a", "seq": 0, "time": 1.0, "name": "$\\alpha$ <x>", "step": -5, "value": 1e249, "metadata": {"split": "$x"}}
     lines = [json.dumps({"run_id": "a", **record}) for record in ODD]
-    file.write_text("\n".join([*lines, "[1]", "null", "{", json.dumps(good), '{"type": "metric", "run']))
+    file.write_text("\n".join([*lines, "[1]", "null", "{", json.dumps(good), json.dumps({**good, "value": -1.7e308, "seq": 1}), '{"type": "metric", "run']))
     found = read_runs(file)["a"]
-    assert [m["name"] for m in found.metrics] == [good["name"]] and found.about == {}
+    assert [m["name"] for m in found.metrics] == [good["name"]] * 2 and found.about == {}
     assert perform(["plot", str(file)]) == 0 and file.with_suffix(".png").stat().st_size > 1000
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -258,6 +259,22 @@ def test_notes_of_a_run_arrive(fake, tmp_path):
     assert "nan" in texts["not-finite"]["annotation"]
     last = [e["data"]["error"] for e in fake.arrived if e["event"].endswith(".error")]
     assert len(last) == 1 and last[0].startswith("E-RUN-001: ")
+
+
+def test_there_and_back_again_by_accept(fake, tmp_path):
+    """A, from its step 7 B, from B's step 14 A again, each delivered and its spool removed: three values of step 20."""
+    a, b = ({"lr": lr} for lr in (0.05, 0.5))
+    place = {"checkpoint_dir": "ck", "accept": True}
+    for more, last, gone in ((a, 20, (14, 20)), (b, 14, ()), (a, 20, ())):
+        resume = {"resume": "latest"} if (tmp_path / "ck").exists() else {}
+        assert here(tmp_path, fake.url, "syvain", steps=last, **more, **place, **resume)[0] == 0
+        assert not list((tmp_path / "state/sexpgpu/spool").glob("*.jsonl"))
+        for step in gone:
+            shutil.rmtree(tmp_path / f"ck/step-{step}")
+    got = [p for p in fake.points() if p["metricName"] == "loss" and p["step"] == 20 and p["meta"]["split"] == "train"]
+    assert [p["meta"].get("accepted-after") for p in got] == [None, "14"]
+    assert got[0]["metricValue"] != got[1]["metricValue"]
+    assert json.loads((tmp_path / "ck/step-20/manifest.json").read_text())["accepted"] == [7, 14]
 
 
 def test_a_stalled_service_costs_a_run_no_time(fake, tmp_path):

@@ -117,7 +117,7 @@ def main(arguments: list[str]) -> int:
     folder = Path(arguments[0])
     words = dict(word.split("=", 1) for word in arguments[1:])
     plan = make_plan(folder, steps=int(words.pop("steps", 60)), delay=float(words.pop("delay", 0)),
-                     every=int(words.pop("every", 20)))
+                     every=int(words.pop("every", 20)), checkpoint_every=int(words.pop("cadence", 7)))
     try:
         return execute(RunOptions(folder=str(folder), **words), plan)
     except SexpError as error:

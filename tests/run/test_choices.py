@@ -11,7 +11,7 @@ from test_session import go, records, refused, weights
 
 from sexpgpu.run import session, slug
 from sexpgpu.run.metrics.read import read_runs
-from sexpgpu.run.storage import link
+from sexpgpu.run.storage import link, storage_error
 from sexpgpu.run.storage.file import FolderStorage
 
 
@@ -96,6 +96,17 @@ def test_a_server_that_is_not_there_is_waited_for_once(tmp_path, monkeypatch, ca
     write(tmp_path)
     assert run(tmp_path, "--resume", "latest", location="s3://bucket/runs") == 2
     assert "E-NET-011" in capsys.readouterr().err and len(given_up) == 1
+
+
+@pytest.mark.parametrize(("location", "look"), [("ck", "entries"), ("c/{slug}", "folders")])
+def test_a_location_that_cannot_be_read_is_not_an_empty_one(tmp_path, monkeypatch, location, look):
+    go(tmp_path, steps=7, checkpoint_dir=location)
+
+    def broken(self, *words):
+        raise storage_error("E-NET-024", "it cannot be read: Input/output error", reason="Input/output error")
+
+    monkeypatch.setattr(FolderStorage, look, broken)
+    assert "Input/output error" in refused("E-CKPT-005", lambda: go(tmp_path, checkpoint_dir=location, resume="latest")).message
 
 
 def _without(folder, *steps):

@@ -200,6 +200,24 @@ def test_a_cache_that_cannot_be_trusted_is_not_used(tmp_path, monkeypatch, spoil
     assert open_cache(said.append) is cache and len(said) == 1
 
 
+def test_csv_in_parts_is_the_whole(tmp_path, monkeypatch):
+    path = tmp_path / "d.csv"
+    path.write_bytes(b"\xef\xbb\xbfx_0,label\r\n" + b"".join(b'%d.5,"%d"\r\n' % (i, i % 7) for i in range(1000)) + b"\n")
+    fields = (Field("x", "f32", (1,)), LABEL)
+    wanted = open_source(source(tmp_path, "csv", "d.csv", *fields))
+    monkeypatch.setattr("sexpgpu.run.data.csv.CELLS", 7)
+    found = open_source(source(tmp_path, "csv", "d.csv", *fields))
+    assert found.count == 1000 and found.lines.tolist() == wanted.lines.tolist() == list(range(2, 1002))
+    for name in ("x", "label"):
+        assert found.fields[name].tobytes() == wanted.fields[name].tobytes()
+    for line, code in ((b"1,2,3\n", "E-DATA-004"), (b"x,1\n", "E-DATA-003"), (b"\xff,1\n", "E-DATA-008"), (b"1_0,1\n", "E-DATA-003")):
+        bad = tmp_path / "bad.csv"
+        bad.write_bytes(path.read_bytes().rstrip(b"\n") + b"\n" + line)
+        with pytest.raises(SexpError) as error:
+            open_source(source(tmp_path, "csv", "bad.csv", *fields))
+        assert error.value.diagnostic.code == code and "line 1002" in error.value.diagnostic.message
+
+
 def test_a_full_disk_keeps_rows_in_memory(tmp_path, monkeypatch):
     (tmp_path / "d.csv").write_text("label\n" + "3\n" * 2000)
     monkeypatch.setattr(parsed, "WORTH", 1000)

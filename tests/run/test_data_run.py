@@ -1,14 +1,15 @@
 """Runs over a manifest and over BPE tokens, from the command line: resumes are exact, another manifest is noticed."""
 
+import contextlib
+import io
 import json
 import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from sexpgpu.cli import main
+from sexpgpu.run import storage
+
 PROGRAM = """
 (import "nn" "optim" "loss")
 (defdata corpus
@@ -24,11 +25,16 @@ PROGRAM = """
 
 
 def call(folder, *words, code=0):
+    """The command line in this process: ten imports of torch would be most of this file's time."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("SEXPGPU_", "AWS_"))}
-    done = subprocess.run([sys.executable, "-m", "sexpgpu", *map(str, words)], cwd=folder, capture_output=True, text=True,
-                          env=clean | {"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(folder / "cache")})
-    assert done.returncode == code, done.stderr
-    return done.stderr + done.stdout
+    said, before = io.StringIO(), storage.granted()
+    with (pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(said), contextlib.redirect_stdout(said)):
+        patch.setattr(os, "environ", clean | {"XDG_CACHE_HOME": str(folder / "cache")})
+        patch.chdir(folder)
+        found = main.perform([str(word) for word in words])
+    storage.grant(before)
+    assert found == code, said.getvalue()
+    return said.getvalue()
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,9 @@
 """Data from a bucket: the samples of the format's own savers under their own keys, and the faults of objects."""
 
 import json
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,8 +16,9 @@ from sexpgpu.run.data import open_source
 from sexpgpu.run.data.feed import eval_feed
 from sexpgpu.run.data.manifest.look import objects, open_manifest, verify
 from sexpgpu.run.data.manifest.shards import fetch
-from sexpgpu.run.data.place import beside
+from sexpgpu.run.data.place import RemotePlace, beside
 from sexpgpu.run.data.workers import Progress
+from sexpgpu.run.storage import client
 from sexpgpu.settings import load
 
 SAMPLES = Path(__file__).parents[1] / "data" / "manifest_sample"
@@ -90,6 +93,38 @@ def test_batches_and_files_from_the_server(uploaded, tmp_path):
     uploaded.storage("datasets").put("t.bin", np.arange(9, dtype="<u2").tobytes())
     tokens = DataSource("t", "tokens", "s3://datasets/t.bin", str(tmp_path), (), {"dtype": "u16"})
     assert open_source(tokens).tokens.tolist() == list(range(9))
+
+
+def test_a_disk_too_small_for_a_copy(uploaded, tmp_path, monkeypatch):
+    uploaded.storage("datasets").put("small.bin", bytes(1000))
+    tokens = DataSource("t", "tokens", "s3://datasets/small.bin", str(tmp_path), (), {"dtype": "u16"})
+    monkeypatch.setattr("sexpgpu.run.storage.shutil.disk_usage", lambda folder: SimpleNamespace(free=999))
+    with pytest.raises(SexpError) as error:
+        open_source(tokens)
+    assert error.value.diagnostic.code == "E-NET-024" and "1,000 bytes" in error.value.diagnostic.message
+
+
+def test_other_credentials_are_used_at_once(uploaded, server):
+    place = beside(RemotePlace("datasets", "x"), "rows-of-keys.csv")
+    uploaded.storage("datasets").put("rows-of-keys.csv", b"a\n1\n")
+    assert place.stat() is not None
+    storage.grant(load(server.environ() | {"AWS_SECRET_ACCESS_KEY": "wrong"}))
+    with pytest.raises(SexpError):
+        place.stat()
+    storage.grant(load(server.environ()))
+    assert place.stat() is not None
+
+
+def test_a_client_made_ahead_is_the_one_that_is_used(uploaded, server):
+    storage.grant(load(server.environ()))
+    storage.warm("data")
+    for thread in threading.enumerate():
+        if thread.name == "s3":
+            thread.join(30)
+    known = storage.credentials_for("data", "s3://datasets")
+    assert id(known) in client._CLIENTS
+    storage.grant(storage.read({}))
+    storage.warm("data")  # nothing to make, and no mistake
 
 
 @pytest.mark.parametrize(("code", "fault"), [("E-DATA-023", "gone"), ("E-DATA-024", "cut"), ("E-DATA-025", "replaced")])

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from sexpgpu.backends.cuda import library, modules
+from sexpgpu.backends.cuda.cartesian.join import join
 from sexpgpu.backends.cuda.emit import Emitted, Emitter, choose_blocks, kernel_name
 from sexpgpu.backends.interpreter.dtypes import TORCH
 from sexpgpu.ir import DTYPES, Node, Origins
@@ -36,11 +37,14 @@ class Compiled:
     def __init__(self, results: Mapping[str, Node], into: Mapping[str, Node | None] | None = None, device: str = "cuda", origins: Origins | None = None, shadow: Callable[[Node], Node | None] | None = None):
         """`shadow`: gives the leaf that stands for a node, if another launch keeps its value."""
         self.device = device
-        self.results = decompose(results, origins)
+        self.results = join(decompose(results, origins), origins)
         if shadow is not None:
             self.results = rewrite(self.results, lambda node, inputs: shadow(node), origins)
         self.into = dict(into or {})
         self.schedule: Schedule = fuse(self.results)
+        for launch in self.schedule.launches:
+            if isinstance(launch, Call):
+                library.require(launch.node, origins)
         self.emitted: dict[Launch, Emitted] = {}
         for launch in self.schedule.launches:
             if isinstance(launch, Kernel) and launch.rows * launch.columns:

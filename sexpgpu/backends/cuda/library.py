@@ -13,8 +13,11 @@ import torch
 from sexpgpu.backends.cuda import modules
 from sexpgpu.backends.cuda.attention import backward as gradients
 from sexpgpu.backends.cuda.attention import fits
-from sexpgpu.ir import Node
+from sexpgpu.backends.cuda.cartesian.launch import Products, on_device
+from sexpgpu.diagnostics import fail
+from sexpgpu.ir import Node, Origins
 from sexpgpu.ops import table
+from sexpgpu.ops.random import DRAWS
 from sexpgpu.passes.schedule.views import layout
 
 
@@ -221,17 +224,32 @@ class Library:
 
     def __init__(self, deterministic: bool):
         self.attention, self.heads = Attention(deterministic), Heads()
+        self.products = Products(on_device)
         self.own: dict[str, Callable[..., torch.Tensor]] = {
             "attend": self.attention.forward,
             "attend-grad": self.attention.backward,
             "attend-grad-packed": self.attention.packed,
             "linear-cross-entropy": self.heads.forward,
             "linear-cross-entropy-grad": self.heads.backward,
+            "tensor-product": self.products.call,
+            "tensor-product-grad": self.products.call,
+            "tensor-product-joint": self.products.call,
         }
 
     def forget(self) -> None:
         self.heads.forget()
+        self.products.forget()
         self.attention.left.clear()
+
+
+def require(node: Node, origins: Origins | None) -> None:
+    """E-DEV-006 for an op that neither a kernel nor a call computes: a draw, or a marker that a pass should have replaced."""
+    if node.op not in DRAWS and node.op != "grad":
+        return
+    origin = origins.of(node) if origins is not None else None
+    where = f" in {origin.paths[0]}" if origin is not None and origin.paths else ""
+    fail("E-DEV-006", f"`{node.op}` {node.type}{where} has no kernel for `cuda`", origin.spans[0] if origin is not None and origin.spans else None,
+         help="--device cpu runs every op")
 
 
 def call(node: Node, operands: list[Any], device: torch.device, kept: Library) -> torch.Tensor:

@@ -31,6 +31,7 @@ from sexpgpu.passes.flatten import flatten
 
 ALIVE = "//alive"  # no parameter's path
 SHADOW = "//bf16/"
+HOME = "//home/"
 
 
 class InFlight:
@@ -210,8 +211,9 @@ class CudaProgram:
         results: dict[str, Node] = {}
         into: dict[str, Node | None] = {}
         for name, node in flat.results.items():
-            leaf = flat.homes.get(name)
-            if name.startswith(("param/", "opt/", "ema/")) and leaf is not None:
+            if name.startswith(("param/", "opt/", "ema/")):
+                kept = build("state", path=HOME + name, shape=node.type.shape, dtype=node.type.dtype)  # where the update does not read it
+                leaf = flat.homes.get(name) or kept
                 results[name], into[name] = build("where", ok, node, leaf), leaf
             else:
                 results[name], into[name] = _as_float(node, float_type), None
@@ -233,6 +235,8 @@ class CudaProgram:
         if node.op == "state" and node.attrs["path"] == ALIVE:
             return self._alive
         kind, name = source_of(node)
+        if name.startswith(HOME):
+            return self._arena.place(name.removeprefix(HOME))
         if name.startswith(SHADOW):
             return self._in_vectors[name.removeprefix(SHADOW)]
         if kind in ("input", "gradient"):

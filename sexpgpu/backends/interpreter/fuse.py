@@ -69,7 +69,8 @@ class Graph:
 
 def fusions(order: Sequence[Node], results: Iterable[Node]) -> dict[Value, Step]:
     """Value -> the step that gives it, for every value of a fused call; the first rule that fits a node takes it."""
-    graph, found = Graph(order, results), {}
+    graph = Graph(order, results)
+    found: dict[Value, Step] = {}
     for rules in (_WHOLE, _PARTS):
         for node in order:
             if node.op in rules and node.type.dtype in FUSABLE:

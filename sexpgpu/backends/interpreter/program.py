@@ -16,8 +16,8 @@ import torch
 
 from sexpgpu.backends import state
 from sexpgpu.backends.arena import Arena
-from sexpgpu.backends.interpreter.dtypes import TORCH
 from sexpgpu.backends.interpreter.draws import Ahead, StepContext
+from sexpgpu.backends.interpreter.dtypes import TORCH
 from sexpgpu.backends.interpreter.executable import Executable
 from sexpgpu.backends.interpreter.indices import refuse_index
 from sexpgpu.backends.interpreter.memory import keep_freed
@@ -258,10 +258,9 @@ class InterpreterProgram:
         total, count, metrics, taps = self._sums_of(parts)
         loss = total / count if count else math.nan
         gathered = {"count": torch.tensor(count, dtype=self.dtype)}
-        if self.team.ranks > 1 and math.isfinite(loss):
+        if self.team.ranks > 1:
             gathered |= self._gather_gradients(count)
         context = StepContext(self.config.seed, self.updates, open=math.isfinite(loss))
-        gathered.setdefault("gradient-norm", torch.tensor(math.nan, dtype=self.dtype))
         out = dict(zip(self._update.executable.names, self._update.run(gathered, context), strict=True))
         norm = float(out["gradient-norm"])
         fell = "" if math.isfinite(loss) and math.isfinite(norm) else "gradient norm" if math.isfinite(loss) else "loss"

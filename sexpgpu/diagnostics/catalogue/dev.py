@@ -42,6 +42,12 @@ CODES: dict[str, Entry] = {
         "XDG_CACHE_HOME=/read-only sexpgpu run digits.lisp --device cuda",
         "XDG_CACHE_HOME=$HOME/.cache sexpgpu run digits.lisp --device cuda",
         "A cache that others may write to could hand this process their code.")),
+    "E-DEV-009": Entry("atomic sums where runs shall repeat", page(
+        "`FLASHCART_TP_SCATTER_KERNEL=edge` adds the edges of a tensor product in whatever order they come, so two runs differ in the last "
+        "bits. The file states `:deterministic true`, and the two exclude each other.",
+        "FLASHCART_TP_SCATTER_KERNEL=edge sexpgpu run potential.lisp --device cuda   # (defrun … :deterministic true)",
+        "sexpgpu run potential.lisp --device cuda",
+        "A run that does not state `:deterministic` takes `edge` and says that it is not bit-exact.")),
     "E-DEV-008": Entry("Triton missing", page(
         "Kernels for `cuda` are written in Triton, which is not installed. It comes with SexpGPU on Linux; there is none for other systems.",
         "pip uninstall triton\nsexpgpu run digits.lisp --device cuda",

@@ -55,6 +55,11 @@ or send the output elsewhere.""",
         """`sexpgpu doctor` did not find a package that SexpGPU needs. Installing SexpGPU with pip brings all of them; a
 package goes missing when it was removed afterwards, or when another Python than that one is running.""",
     ),
+    "E-ENV-016": Entry(
+        "word that counts as off",
+        """A warning: a variable that is on or off holds another word. `1`, `true`, `yes` and `t` are on, in any case; every other
+text is off, as FlashCart has it. `on` is one of those, so the message says what the word did.""",
+    ),
     "E-ENV-014": Entry(
         "optional package missing",
         """A command needs a package that an installation of SexpGPU alone does not bring. `sexpgpu plot` draws with
@@ -76,6 +81,7 @@ EXAMPLES: dict[str, tuple[str, str]] = {
     "E-ENV-005": ("--metrics json:m.jsonl", "--metrics jsonl:m.jsonl"),
     "E-ENV-006": ("sexpgpu run digits.lisp --devise cpu", "sexpgpu run digits.lisp --device cpu"),
     "E-ENV-007": ("sexpgpu explain E-SHAPE-999", "sexpgpu explain E-SHAPE-009"),
+    "E-ENV-016": ("FLASHCART_TP_PEAK_AWARE_GROUPS=on sexpgpu doctor", "FLASHCART_TP_PEAK_AWARE_GROUPS=true sexpgpu doctor"),
     "E-ENV-010": ("SEXPGPU_Metrics=stdout sexpgpu run digits.lisp", "SEXPGPU_METRICS=stdout sexpgpu run digits.lisp"),
     "E-ENV-011": ("pip uninstall lark", "pip install sexpgpu"),
     "E-ENV-012": ("sexpgpu explain digits.lisp > /a/full/disk.txt", "sexpgpu explain digits.lisp > elsewhere.txt"),

@@ -359,4 +359,18 @@ Right:
     sexpgpu run a.lisp --set lr=0.1        (on both)
 """,
     ),
+    "E-NET-032": Entry(
+        "clocks differ",
+        """\
+`sexpgpu doctor --distributed` found that the clocks of two machines of a run differ by more than two seconds.
+
+Why: Status files and metrics hold times, and S3 refuses requests of a clock that is minutes off.
+
+Wrong:
+    a machine whose clock was never set
+
+Right:
+    timedatectl set-ntp true
+""",
+    ),
 }

@@ -7,8 +7,11 @@ splitting into words ends a word in any case: the tokens are those of the whole 
 from __future__ import annotations
 
 import codecs
+import contextlib
 import hashlib
 import re
+import signal
+import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,8 +56,22 @@ def train(texts: Iterable[str], vocabulary: int) -> str:
     trainer = trainers.BpeTrainer(
         vocab_size=vocabulary, min_frequency=2, show_progress=False, special_tokens=[],
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()))
-    model.train_from_iterator(texts, trainer)
+    with interruptible():
+        model.train_from_iterator(texts, trainer)
     return str(model.to_str(pretty=True)) + "\n"
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """Inside, Ctrl-C ends the process as the system does: the library looks at no signal, and nothing is half written yet."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    older = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, older)
 
 
 def load(path: Path, name: str, place: Span | None = None) -> Tokenizer:

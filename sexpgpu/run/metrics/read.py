@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 from sexpgpu.diagnostics import fail
 
 BLOCK = 1 << 20
+MOST = sys.float_info.max  # JSON's whole numbers may be larger than any float
 #: types of what is read of a record; a line with others was written by somebody else
 _COMMON: dict[str, tuple[type, ...]] = {"seq": (int,), "time": (int, float)}
 _FIELDS: dict[str, dict[str, tuple[type, ...]]] = {
@@ -61,7 +63,7 @@ def _record(line: bytes) -> dict[str, Any] | None:
     fields = _COMMON | _FIELDS.get(found.get("type") if isinstance(found.get("type"), str) else "", {})
     if any(name in found and type(found[name]) not in kinds for name, kinds in fields.items()):
         return None
-    if found.get("type") == "metric" and (not {"name", "step"} <= found.keys() or abs(found.get("value") or 0) > 1e308 or abs(found["step"]) > 1 << 62):
+    if found.get("type") == "metric" and (not {"name", "step"} <= found.keys() or abs(found.get("value") or 0) > MOST or abs(found["step"]) > 1 << 62):
         return None
     return found
 

@@ -211,7 +211,7 @@ class Judge:
         for rank in self.ranks:
             if rank.code in (None, 0, 4, *STOPPED):
                 continue
-            if rank.rank and self.ranks[0].code is None and rank.failed and rank.failed["exit_code"] == 2 and now - rank.ended < COMMON:
+            if rank.rank and self.ranks[0].code is None and rank.failed and now - rank.ended < COMMON:
                 continue
             code: int = rank.code  # type: ignore[assignment]
             if rank.failed is not None:
@@ -231,7 +231,7 @@ class Judge:
                                f"{_listed(ranks)}), last {_doing(ranks[0])}", self._notes(ranks[0]),
                                ("see whether that machine runs, and whether the link to it is up",), rank=ranks[0].rank)
         for rank in self.ranks:
-            if rank.code is None and rank.heard and now - rank.heard > limit:
+            if rank.code is None and rank.host and now - rank.heard > limit:
                 return Verdict("E-RUN-061", f"{rank.name} has been silent for {spoken(now - rank.heard)}, last {_doing(rank)}", self._notes(rank),
                                ("a paused process, or one that holds Python's lock: see its stack above",), rank=rank.rank)
         return None

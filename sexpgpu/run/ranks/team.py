@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sexpgpu.experiment.model import Eval
+from sexpgpu.experiment.model import Eval, SourceText
 from sexpgpu.run.best import Best
 from sexpgpu.run.data.feed import EvalFeed
 from sexpgpu.run.loop import Controls, Feeds, Parts
@@ -52,15 +52,15 @@ class Team:
 
 def facts_of(plan: RunPlan, place: Place, device: str, wire: str) -> dict[str, str]:
     """What every rank must have alike, in words: a difference is shown by them."""
-    facts = {f"the text of {t.name}": _digest(t.text) for t in plan.experiment.texts}
+    facts = text_facts(plan.experiment.texts)
     facts |= {"the run": plan.run.name, "the IR hash": plan.ir_hash, "the device": device, "SEXPGPU_NODE_GRADIENTS": wire, "the steps": str(plan.run.steps)}
     facts |= {f"knob {name}": str(knob["value"]) for name, knob in plain_knobs(plan.experiment.knobs).items()}
     facts |= {f"the version of {name}": number for name, number in plan.versions.items()}
     return facts | {"the version of python": sys.version.split()[0], "the number of devices": str(place.each)}
 
 
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+def text_facts(texts: Iterable[SourceText]) -> dict[str, str]:
+    return {f"the text of {t.name}": hashlib.sha256(t.text.encode()).hexdigest()[:16] for t in texts}
 
 
 def join(place: Place, member: Member, facts: Mapping[str, str], device: str, wire: str) -> Team:

@@ -7,13 +7,14 @@ does not fit, cut short or edited, is written anew. Files appear whole (written 
 from __future__ import annotations
 
 import os
+import stat
 import tempfile
 from collections.abc import Callable
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
 
-from sexpgpu.diagnostics import Diagnostic, note_warning
+from sexpgpu.diagnostics import Diagnostic, note_warning, printable
 
 MARK = "# sexpgpu "
 
@@ -38,12 +39,28 @@ class Cache:
 
     def source(self, what: str, make: Callable[[], str]) -> str:
         """The source of `what`, a text that decides it; from the folder if it is there and whole."""
+        if not self._trusted():
+            return make()
         path = self.folder / f"product_{sha256((generation() + what).encode()).hexdigest()[:24]}.py"
         found = self._read(path)
         if found is None:
             found = make()
             self.write(path, f"{MARK}{sha256(found.encode()).hexdigest()}\n{found}")
         return found
+
+    def _trusted(self) -> bool:
+        """Whether what lies in the folder may be run: it is ours, and others may not write into it."""
+        if not self.usable:
+            return False
+        try:
+            facts = self.folder.stat()
+        except OSError:
+            return True  # not there yet
+        if facts.st_uid != os.geteuid():
+            self._refuse("it belongs to another user")
+        elif facts.st_mode & (stat.S_IWOTH | stat.S_IWGRP) and not facts.st_mode & stat.S_ISVTX:
+            self._refuse("others may write into it")
+        return self.usable
 
     @staticmethod
     def _read(path: Path) -> str | None:
@@ -58,7 +75,7 @@ class Cache:
         if not self.usable:
             return
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             handle, aside = tempfile.mkstemp(dir=self.folder, prefix=path.name, suffix=".new")
             try:
                 with os.fdopen(handle, "w") as stream:
@@ -68,6 +85,10 @@ class Cache:
                 Path(aside).unlink(missing_ok=True)
                 raise
         except OSError as error:
-            self.usable = False
-            self.say(note_warning("E-ENV-015", f"the cache of kernels, {self.folder}, cannot be written: {error.strerror or error}",
-                                  help="export FLASHCART_CACHE_DIR=<a folder of yours>; the run goes on without it"))
+            self._refuse(error.strerror or type(error).__name__)
+
+    def _refuse(self, why: str) -> None:
+        """Goes on without the folder, and says so once."""
+        self.usable = False
+        self.say(note_warning("E-DEV-007", f"the cache of generated kernels, {printable(str(self.folder))}, is not used: {why}",
+                              notes=("kernels are written anew by every process",), help="export FLASHCART_CACHE_DIR=<a folder of your own>"))

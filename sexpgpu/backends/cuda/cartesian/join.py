@@ -41,7 +41,7 @@ def join(results: Mapping[str, Node], origins: Origins | None = None) -> dict[st
     if not any(n.op in PRODUCTS for n in order):
         return dict(results)
     readers = Counter(x for n in order for x in set(n.inputs)) + Counter(set(results.values()))
-    twice = {n for n in order for x in n.inputs if n.inputs.count(x) > 1 for n in (x,)}
+    twice = {x for n in order for x in n.inputs if n.inputs.count(x) > 1}
     sums = _sums(order, readers, twice)
     groups = _groups(order, sums)
     return _rebuilt(results, groups, origins)

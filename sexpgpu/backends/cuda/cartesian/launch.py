@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from functools import cache
 from importlib import import_module
@@ -13,10 +14,12 @@ from sexpgpu.backends.cuda import modules
 from sexpgpu.backends.cuda.cartesian.cache import Cache
 from sexpgpu.backends.cuda.cartesian.config import Config, config
 from sexpgpu.backends.cuda.cartesian.plan import Launch, plan
-from sexpgpu.backends.cuda.cartesian.product import Product
+from sexpgpu.backends.cuda.cartesian.product import Product, of_node, rows_of
 from sexpgpu.backends.cuda.cartesian.source import NAME, generate
 from sexpgpu.backends.cuda.cartesian.tune import Kept, Tile, default
-from sexpgpu.diagnostics import Diagnostic
+from sexpgpu.diagnostics import Diagnostic, render
+from sexpgpu.ir import Node
+from sexpgpu.ops import table
 
 TORCH = {"f32": torch.float32, "f64": torch.float64, "bf16": torch.bfloat16}
 WIDE = 128
@@ -199,8 +202,50 @@ def runner(interpreted: bool, device: str) -> Runner:
 
 
 def _say(warning: Diagnostic) -> None:
-    import sys
-
-    from sexpgpu.diagnostics import render
-
     print(render(warning), file=sys.stderr)
+
+
+class Products:
+    """The product nodes of a graph on a device: joint outputs wait for their nodes, and indices are sorted once a step."""
+
+    def __init__(self, run: Callable[[], Runner]):
+        self._run = run
+        self.left: dict[Any, list[Any]] = {}
+        self.edges: dict[Any, Edges] = {}
+
+    def call(self, node: Node, operands: list[torch.Tensor]) -> torch.Tensor:
+        """A node's value. `operands` are those of the node, indices last."""
+        product, inputs, ends = of_node(node)
+        run = self._run()
+        if not run.takes(product):
+            with torch.device(operands[0].device):
+                found: torch.Tensor = table()[node.op].reference(torch, node, operands)
+            return found
+        if node.op != "tensor-product-joint":
+            return self._made(run, node, product, operands, ends)[0].reshape(node.type.shape)
+        key = node.inputs, node.attrs["slots"], node.attrs["outputs"], node.attrs["paths"]
+        if key not in self.left:
+            self.left[key] = list(self._made(run, node, product, operands, ends))
+        waiting, of = self.left[key], node.attrs["of"]
+        value, waiting[of] = waiting[of], None
+        if all(v is None for v in waiting):
+            del self.left[key]
+        return value.reshape(node.type.shape)
+
+    def _made(self, run: Runner, node: Node, product: Product, operands: list[torch.Tensor], ends: tuple[Node, ...]) -> list[torch.Tensor]:
+        rows, edges = rows_of(node), None
+        if ends:
+            if (ends, rows) not in self.edges:
+                self.edges[ends, rows] = Edges(operands[-2], operands[-1], rows)
+            edges = self.edges[ends, rows]
+        return run.run(product, operands[: len(operands) - len(ends)], edges, rows)
+
+    def forget(self) -> None:
+        """What belongs to one step."""
+        self.left.clear()
+        self.edges.clear()
+
+
+def on_device() -> Runner:
+    """The runner of the current GPU."""
+    return runner(False, torch.cuda.get_device_name())

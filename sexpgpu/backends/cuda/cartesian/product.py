@@ -76,6 +76,22 @@ class Product:
         return found
 
 
+def passes(form: Form, shared: bool, edges: bool, dtype: str) -> dict[str, Product]:
+    """A product and all its first and second derivatives: `forward` of operands (a, b, weights), `backward` with the cotangent as
+    the fourth, `second` with tangents of a, b and weights after it."""
+    first = ("a", "b", "weights", "result")
+    by_slot = Output("a", ((1, 2, 3),)), Output("b", ((0, 2, 3),)), Output("weights", ((0, 1, 3),))
+    second = (
+        Output("result", ((4, 1, 2), (0, 5, 2), (0, 1, 6))), Output("a", ((5, 2, 3), (1, 6, 3))),
+        Output("b", ((4, 2, 3), (0, 6, 3))), Output("weights", ((4, 1, 3), (0, 5, 3))),
+    )
+    return {
+        "forward": Product(form, first[:3], (Output("result", ((0, 1, 2),)),), shared, edges, dtype),
+        "backward": Product(form, first, by_slot, shared, edges, dtype),
+        "second": Product(form, (*first, "a", "b", "weights"), second, shared, edges, dtype),
+    }
+
+
 def of_node(node: Node) -> tuple[Product, tuple[Node, ...], tuple[Node, ...]]:
     """A product node, single or joint: the product, its operands and its indices."""
     attrs: Any = node.attrs

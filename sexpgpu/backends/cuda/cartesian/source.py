@@ -332,38 +332,35 @@ class _Writer:
         assert x_slot is not None
         entries = [(self._entry(n, path, t), t.coefficient) for t in terms(path)]
         pairs = sorted({(e["result"], e[y_slot]) for e, _ in entries})
-        matrices: dict[int, dict[tuple[int, int], str]] = {}
+        matrices: dict[tuple[int, int, int], str] = {}
+        by_cell: dict[tuple[int, int], list[tuple[int, Fraction]]] = defaultdict(list)
+        for e, value in entries:
+            by_cell[e["result"], e[y_slot]].append((e[x_slot], value))
 
-        def matrix(x: int) -> dict[tuple[int, int], str]:
-            if x not in matrices:
-                cells = defaultdict(list)
-                for e, value in entries:
-                    cells[e["result"], e[y_slot]].append(_coefficient(value, self._value(x, e[x_slot])))
-                matrices[x] = {pair: self.name(_sum(parts)) for pair, parts in cells.items()}
-            return matrices[x]
+        def matrix(x: int, k: int, i: int) -> str:
+            """M[k, i], made where it is first used: few of them live at once."""
+            if (x, k, i) not in matrices:
+                matrices[x, k, i] = self.name(_sum(_coefficient(value, self._value(x, j)) for j, value in by_cell[k, i]))
+            return matrices[x, k, i]
 
         pulled: dict[tuple[int, int], dict[int, str]] = {}
 
         def pull(x: int, c: int) -> dict[int, str]:
             """h[i] = Σ_k M[k, i] c[k]."""
             if (x, c) not in pulled:
-                m, cells = matrix(x), defaultdict(list)
-                for k, i in pairs:
-                    cells[i].append(f"{m[k, i]} * {self._value(c, k)}")
-                pulled[x, c] = {i: self.name(_sum(parts)) for i, parts in cells.items()}
+                pulled[x, c] = {}
+                for i in sorted({i for _, i in pairs}):
+                    parts = [f"{matrix(x, k, i)} * {self._value(c, k)}" for k, at in pairs if at == i]
+                    pulled[x, c][i] = self.name(_sum(parts))
             return pulled[x, c]
 
         for number, o in enumerate(self.p.outputs):
             fills = [o.filled(use) for use in o.uses]
             if o.target == "result":
                 for w in dict.fromkeys(f["weights"] for f in fills):
-                    cells = defaultdict(list)
-                    for f in fills:
-                        if f["weights"] == w:
-                            m = matrix(f[x_slot])
-                            for k, i in pairs:
-                                cells[k].append(f"{m[k, i]} * {self._value(f[y_slot], i)}")
-                    for k, parts in cells.items():
+                    own = [f for f in fills if f["weights"] == w]
+                    for k in sorted({k for k, _ in pairs}):
+                        parts = [f"{matrix(f[x_slot], k, i)} * {self._value(f[y_slot], i)}" for f in own for at, i in pairs if at == k]
                         self._add(number, k, f"{self._value(w, n)} * ({_sum(parts)})")
             elif o.target == y_slot:
                 for f in fills:

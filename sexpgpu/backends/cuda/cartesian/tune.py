@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from sexpgpu.backends.cuda.cartesian.cache import Cache, generation
-from sexpgpu.backends.cuda.cartesian.plan import Launch
+from sexpgpu.backends.cuda.cartesian.plan import Launch, rank_costs
 from sexpgpu.backends.cuda.cartesian.product import Product
 
 REGISTERS = 110  # of values that live through the loop, a thread
@@ -29,22 +29,16 @@ def live(product: Product, launch: Launch) -> int:
         o = product.outputs[n]
         read |= {number for use in o.uses for number in use}
         if o.target == "result":
-            total += sum(1 for rank, cost in enumerate(_costs(product)) if rank in launch.ranks for _ in range(cost))
+            total += sum(1 for rank, cost in enumerate(rank_costs(product)) if rank in launch.ranks for _ in range(cost))
         elif o.target != "weights" or product.shared:
             total += product.components(o.target)
     for number in read:
         slot = product.slots[number]
         if launch.mode == "receiver" and slot == "result":
-            total += sum(cost for rank, cost in enumerate(_costs(product)) if rank in launch.ranks)
+            total += sum(cost for rank, cost in enumerate(rank_costs(product)) if rank in launch.ranks)
         elif slot in ("a", "b"):
             total += product.components(slot) if launch.mode == "sender" or slot == "b" else (2 * product.form.first + 1)
     return total
-
-
-def _costs(product: Product) -> list[int]:
-    from sexpgpu.backends.cuda.cartesian.plan import rank_costs
-
-    return rank_costs(product)
 
 
 def power(n: int) -> int:
@@ -83,11 +77,12 @@ class Kept:
     def __init__(self, cache: Cache, device: str):
         self.cache, self.device = cache, device
         self.path = cache.folder / "tune.json"
+        self.choices: dict[str, list] = {}
         try:
             found = json.loads(self.path.read_text())
-            self.choices: dict[str, list] = found if isinstance(found, dict) else {}
+            self.choices = found if isinstance(found, dict) else {}
         except (OSError, ValueError):
-            self.choices = {}
+            pass  # nothing was measured yet
 
     def key(self, *what: object) -> str:
         return "|".join(map(str, (generation()[:12], self.device, *what)))

@@ -1,0 +1,498 @@
+"""The equivariant tensor product beside flashcart 0.1.0, cuEquivariance and OpenEquivariance: forward, forward + backward, and with
+the double backward. One process; each side is replayed from a CUDA graph, from a cold L2, and sides take turns. One JSON line a
+row: times in ms, the bytes floor (operands and results once) and its time at 4.27 TB/s, ratios over ours, errors against flashcart.
+A side that cannot be imported, or refuses a case, says so in the row.
+
+    python benchmarks/tensor_product.py                       # a choice that takes under 8 minutes on one H200
+    python benchmarks/tensor_product.py --graphs diamond6 --products 2,3,3 --channels 64 --sides ours,flashcart
+    python benchmarks/tensor_product.py --all                 # every row; several calls, by --part 0/4 … 3/4
+    TRITON_INTERPRET=1 python benchmarks/tensor_product.py --dry-run   # tiny sizes on the CPU, no GPU needed
+
+`--tune` measures tiles and walks of our kernels first and keeps the choices in FLASHCART_CACHE_DIR.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from sexpgpu.backends.cuda.cartesian.config import config
+from sexpgpu.backends.cuda.cartesian.launch import TORCH, Edges, Runner, runner
+from sexpgpu.backends.cuda.cartesian.plan import Launch, plan
+from sexpgpu.backends.cuda.cartesian.product import Product, passes
+from sexpgpu.backends.cuda.cartesian.tune import candidates
+from sexpgpu.ops.cartesian.algebra import Path, paths
+from sexpgpu.ops.cartesian.product import Form
+
+COPY = 4.27e12  # bytes/s of a device copy on the H200, read and written
+SIDES = ("ours", "flashcart", "cuequivariance", "openequivariance")
+PASSES = ("forward", "with backward", "with double backward")
+DIAMOND = 3.567  # Å, the cubic cell
+
+
+def say(**row: Any) -> None:
+    print(json.dumps(row), flush=True)
+
+
+# --- graphs ---
+
+
+def diamond(cells: int, cutoff: float) -> tuple[int, np.ndarray, np.ndarray]:
+    """(atoms, senders, receivers) of a periodic crystal of cells³ cubic cells, receivers sorted."""
+    corner = np.array([[0, 0, 0], [0, 2, 2], [2, 0, 2], [2, 2, 0]]) / 4
+    base = np.concatenate([corner, corner + 0.25])
+    grid = np.stack(np.meshgrid(*[np.arange(cells)] * 3, indexing="ij"), -1).reshape(-1, 3)
+    places = ((grid[:, None] + base) % cells).reshape(-1, 3) * DIAMOND
+    box, reach = cells * DIAMOND, math.ceil(cutoff / (cells * DIAMOND))
+    shifts = np.stack(np.meshgrid(*[np.arange(-reach, reach + 1)] * 3, indexing="ij"), -1).reshape(-1, 3) * box
+    senders, receivers = [], []
+    for atom, place in enumerate(places):
+        far = np.linalg.norm(places[None] + shifts[:, None] - place, axis=-1)
+        found = np.nonzero((far < cutoff) & (far > 1e-6))[1]
+        senders.append(np.sort(found))
+        receivers.append(np.full(len(found), atom))
+    return len(places), np.concatenate(senders), np.concatenate(receivers)
+
+
+def random_graph(nodes: int, edges: int) -> tuple[int, np.ndarray, np.ndarray]:
+    """A symmetric random graph without repeats, receivers sorted."""
+    rng = np.random.default_rng(0)
+    upper = np.stack(np.triu_indices(nodes, 1))
+    pick = upper[:, rng.permutation(upper.shape[1])[: edges // 2]]
+    ends = np.concatenate([pick, pick[::-1]], 1)
+    ends = ends[:, np.lexsort((ends[0], ends[1]))]
+    return nodes, ends[0], ends[1]
+
+
+def graph_of(name: str, tiny: bool) -> tuple[int, np.ndarray, np.ndarray]:
+    if name == "random":
+        return random_graph(8, 24) if tiny else random_graph(2000, 100_000)
+    if name == "rows":
+        return (6 if tiny else 1000), np.empty(0, np.int64), np.empty(0, np.int64)
+    return diamond(1, 2.0) if tiny else diamond(5, float(name.removeprefix("diamond")))
+
+
+# --- a case and its operands ---
+
+
+@dataclass(frozen=True)
+class Case:
+    graph: str
+    ranks: tuple[int, int, int]
+    channels: int
+    dtype: str = "f32"
+
+    @property
+    def form(self) -> Form:
+        l1, l2, top = self.ranks
+        return Form(l1, l2, self.channels, 1 if self.edges else self.channels, paths(l1, l2, top), False)
+
+    @property
+    def edges(self) -> bool:
+        return self.graph != "rows"
+
+    @property
+    def shared(self) -> bool:
+        """Products of an atom's features with themselves share their weights, as in the published model."""
+        return not self.edges
+
+    @property
+    def name(self) -> str:
+        l1, l2, top = self.ranks
+        return f"{self.graph} {l1},{l2}->{top} c{self.channels}"
+
+
+class Data:
+    """Operands a, b, w, cotangent and tangents of a case on a device: random, seeded, [rows …] flat."""
+
+    def __init__(self, case: Case, device: str, tiny: bool):
+        self.case = case
+        self.nodes, senders, receivers = graph_of(case.graph, tiny)
+        self.rows = len(senders) if case.edges else self.nodes
+        self.senders, self.receivers = (torch.from_numpy(np.ascontiguousarray(x)).to(device) for x in (senders, receivers))
+        form, generator = case.form, torch.Generator(device=device).manual_seed(0)
+        first = (form.first + 1) ** 2 * form.channels_a
+        second = (form.second + 1) ** 2 * form.channels_b
+        weights, result = len(form.paths) * form.channels, form.resolved * form.channels
+        shapes = [(self.nodes, first), (self.rows, second), (weights,) if case.shared else (self.rows, weights), (self.nodes, result)]
+
+        def draw(shape: tuple[int, ...]) -> torch.Tensor:
+            return torch.randn(shape, generator=generator, device=device, dtype=torch.float32).to(TORCH[case.dtype])
+
+        self.operands = [draw(s) for s in shapes]
+        self.tangents = [draw(s) for s in shapes[:3]]
+
+    def floor(self, what: str) -> int:
+        """Bytes of a pass if every operand is read once and every result written once; two i32 indices an edge."""
+        a, b, w, c = (x.numel() * x.element_size() for x in self.operands)
+        index = 8 * self.rows if self.case.edges else 0
+        forward = a + b + w + c + index
+        backward = forward + a + b + w
+        second = (a + b + w + c + index) + (a + b + w) + (a + b + w + c)
+        return {"forward": forward, "with backward": forward + backward, "with double backward": forward + backward + second}[what]
+
+
+# --- sides: a function that makes a pass and gives its results ---
+
+
+Side = Callable[[], list[torch.Tensor]]
+
+
+def ours(data: Data, run: Runner) -> dict[str, Side]:
+    """Indices are sorted before: a step does it once for all of its products."""
+    case = data.case
+    edges = Edges(data.senders, data.receivers, data.nodes) if case.edges else None
+    if edges is not None:
+        edges.by("sender")
+        edges.by("receiver")
+    made = passes(case.form, case.shared, case.edges, case.dtype)
+    all_ = {"forward": data.operands[:3], "backward": data.operands, "second": [*data.operands, *data.tangents]}
+
+    def steps(*names: str) -> Side:
+        return lambda: [t for n in names for t in run.run(made[n], all_[n], edges, data.nodes)]
+
+    return dict(zip(PASSES, (steps("forward"), steps("forward", "backward"), steps("forward", "backward", "second")), strict=True))
+
+
+def by_autograd(function: Callable[..., torch.Tensor], data: Data) -> dict[str, Side]:
+    """The three passes of a differentiable function of (a, b, w)."""
+    a, b, w, c = (x.clone().requires_grad_() for x in data.operands)
+
+    def forward() -> list[torch.Tensor]:
+        with torch.no_grad():
+            return [function(a, b, w)]
+
+    def backward() -> list[torch.Tensor]:
+        out = function(a, b, w)
+        return [out.detach(), *torch.autograd.grad(out, (a, b, w), c)]
+
+    def double() -> list[torch.Tensor]:
+        out = function(a, b, w)
+        first = torch.autograd.grad(out, (a, b, w), c, create_graph=True)
+        return [out.detach(), *(g.detach() for g in first), *torch.autograd.grad(first, (c, a, b, w), data.tangents)]
+
+    return dict(zip(PASSES, (forward, backward, double), strict=True))
+
+
+def flashcart(data: Data, tiny: bool) -> dict[str, Side]:
+    """As its own users run it: its Triton kernels (its PyTorch path in a dry run)."""
+    from flashcart import o3
+
+    case, form = data.case, data.case.form
+    module = o3.TensorProduct(*case.ranks, form.channels_a, form.channels_b, use_triton=not tiny, shared_weights=case.shared)
+    ends = (data.receivers, data.senders) if case.edges else ()
+    return by_autograd(lambda a, b, w: module(a, b, w, *ends), data)
+
+
+def _parity(rank: int) -> str:
+    return f"{rank}{'oe'[rank % 2 == 0]}"
+
+
+def _irreps(count: int, ranks: range) -> str:
+    return " + ".join(f"{count}x{_parity(rank)}" for rank in ranks)
+
+
+def openequivariance(data: Data, tiny: bool) -> dict[str, Side]:
+    """Its convolution with gather and scatter. Its basis is another one, so values are not compared."""
+    import openequivariance as oeq
+
+    case, form = data.case, data.case.form
+    if not case.edges:
+        raise NotImplementedError("no product by rows of as many channels on both sides")
+    dtype = {"f32": np.float32, "f64": np.float64}[case.dtype]
+    instructions = [(p.first, p.second, n, "uvu", True) for n, p in enumerate(form.paths)]
+    problem = oeq.TPProblem(
+        oeq.Irreps(_irreps(case.channels, range(form.first + 1))), oeq.Irreps(_irreps(1, range(form.second + 1))),
+        oeq.Irreps(" + ".join(f"{case.channels}x{_parity(p.result)}" for p in form.paths)), instructions,
+        shared_weights=False, internal_weights=False, irrep_dtype=dtype, weight_dtype=dtype,
+    )
+    convolution = oeq.TensorProductConv(problem, torch_op=True, deterministic=False)
+    return by_autograd(lambda a, b, w: convolution.forward(a, b, w, data.receivers, data.senders), data)
+
+
+def cuequivariance(data: Data, tiny: bool) -> dict[str, Side]:
+    """Its uniform one-dimensional kernel with gather and scatter. Its normalisation differs, so values are not compared."""
+    import cuequivariance as cue
+    import cuequivariance_torch as cuet
+
+    case, form = data.case, data.case.form
+    if not case.edges:
+        raise NotImplementedError("no product by rows of as many channels on both sides")
+    left, right = (cue.Irreps("O3", _irreps(n, range(top + 1))) for n, top in ((case.channels, form.first), (1, form.second)))
+    kept = [ir for _, ir in cue.Irreps("O3", _irreps(1, range(form.top + 1)))]
+    polynomial = cue.descriptors.channelwise_tensor_product(left, right, kept).flatten_coefficient_modes().squeeze_modes().polynomial
+    product = cuet.SegmentedPolynomial(polynomial, method="naive" if tiny else "uniform_1d", math_dtype=TORCH[case.dtype]).to(data.operands[0].device)
+    rows = torch.empty(data.nodes, 1, device=data.operands[0].device)
+    return by_autograd(lambda a, b, w: product([w, a, b], {1: data.senders}, {0: rows}, {0: data.receivers})[0], data)
+
+
+# --- timing ---
+
+
+def captured(work: Side) -> Callable[[], None]:
+    """The pass as a CUDA graph."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        work()
+    torch.cuda.current_stream().wait_stream(stream)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        kept = work()
+
+    def replay() -> None:
+        graph.replay()
+
+    replay.kept = kept  # type: ignore[attr-defined]
+    return replay
+
+
+def timed(sides: dict[str, Callable[[], None]], rounds: int, device: str) -> dict[str, list[float]]:
+    """ms of every side, `rounds` times, taking turns."""
+    times: dict[str, list[float]] = {name: [] for name in sides}
+    if device == "cpu":
+        for name, work in sides.items():
+            start = time.perf_counter()
+            work()
+            times[name].append((time.perf_counter() - start) * 1e3)
+        return times
+    cold = torch.empty(256 << 20, dtype=torch.uint8, device=device)
+    for work in sides.values():
+        work()
+    marks: dict[str, list[tuple[Any, Any]]] = {name: [] for name in sides}
+    for number in range(rounds):
+        for name in list(sides) if number % 2 == 0 else list(reversed(sides)):
+            cold.zero_()
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            sides[name]()
+            end.record()
+            marks[name].append((start, end))
+    torch.cuda.synchronize()
+    return {name: [a.elapsed_time(b) for a, b in pairs] for name, pairs in marks.items()}
+
+
+def spread(times: list[float]) -> dict[str, float]:
+    ordered = sorted(times)
+    return {"median": statistics.median(times), "p10": ordered[len(times) // 10], "p90": ordered[-1 - len(times) // 10]}
+
+
+def error(got: torch.Tensor, expected: torch.Tensor) -> float:
+    scale = expected.double().abs().max().clamp(min=1e-30)
+    return float((got.double().reshape(-1) - expected.double().reshape(-1)).abs().max() / scale)
+
+
+def makers(names: list[str], run: Runner, tiny: bool) -> dict[str, Callable[[Data], dict[str, Side]]]:
+    known: dict[str, Callable[[Data], dict[str, Side]]] = {
+        "ours": lambda data: ours(data, run),
+        "flashcart": lambda data: flashcart(data, tiny),
+        "cuequivariance": lambda data: cuequivariance(data, tiny),
+        "openequivariance": lambda data: openequivariance(data, tiny),
+    }
+    return {name: known[name] for name in names}
+
+
+def measure(case: Case, given: argparse.Namespace, run: Runner, device: str) -> None:
+    """Every row of a case."""
+    data = Data(case, device, given.dry_run)
+    found: dict[str, dict[str, Side]] = {}
+    lacks: dict[str, str] = {}
+    for name, make in makers(given.sides, run, given.dry_run).items():
+        try:
+            found[name] = make(data)
+        except Exception as problem:  # a library that refuses a case is recorded
+            lacks[name] = f"{type(problem).__name__}: {str(problem)[:200]}"
+    low = Data(Case(case.graph, case.ranks, case.channels, "bf16"), device, given.dry_run) if given.bf16 and "ours" in found else None
+    if low is not None:
+        found["ours bf16"] = ours(low, run)
+    for what in given.passes:
+        ready: dict[str, Callable[[], None]] = {}
+        values: dict[str, list[torch.Tensor]] = {}
+        missing = dict(lacks)
+        for name, side in found.items():
+            try:
+                values[name] = [t.detach().clone() for t in side[what]()]
+                ready[name] = captured(side[what]) if device == "cuda" else (lambda work=side[what]: (work(), None)[1])  # type: ignore[misc]
+            except Exception as problem:
+                missing[name] = f"{type(problem).__name__}: {str(problem)[:200]}"
+                if device == "cuda":
+                    torch.cuda.synchronize()
+        times = timed(ready, given.rounds, device)
+        row: dict[str, Any] = {"name": f"{case.name} {what}", "graph": case.graph, "ranks": case.ranks, "channels": case.channels, "pass": what,
+                               "nodes": data.nodes, "edges": data.rows if case.edges else 0, "floor_bytes": data.floor(what),
+                               "floor_ms": data.floor(what) / COPY * 1e3, "ms": {n: spread(t) for n, t in times.items()}}
+        if "ours" in times:
+            mine = statistics.median(times["ours"])
+            row["over_ours"] = {n: statistics.median(t) / mine for n, t in times.items() if n != "ours"}
+            row["floor_share"] = row["floor_ms"] / mine
+            if "flashcart" in values:
+                row["errors"] = [error(a, b) for a, b in zip(values["ours"], values["flashcart"], strict=True)]
+            if "ours bf16" in times:
+                row["bf16_over_f32"] = mine / statistics.median(times["ours bf16"])
+        if missing:
+            row["lacks"] = missing
+        say(**row)
+        del ready, values
+        if device == "cuda":
+            torch.cuda.empty_cache()
+
+
+def summary(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """Geometric mean of flashcart's time over ours, and the least."""
+    ratios = [r["over_ours"]["flashcart"] for r in rows if "flashcart" in r.get("over_ours", {})]
+    return {"rows": len(ratios), "mean": math.exp(statistics.mean(map(math.log, ratios))), "least": min(ratios)} if ratios else {"rows": 0}
+
+
+# --- tuning ---
+
+
+def tune(case: Case, run: Runner, device: str, tiny: bool) -> None:
+    """Measures tiles of each launch, and both walks of the gradients; keeps the best on disk."""
+    data = Data(case, device, tiny)
+    edges = Edges(data.senders, data.receivers, data.nodes) if case.edges else None
+    operands = [*data.operands, *data.tangents]
+    chosen: list[tuple[str, list]] = []
+    for product in passes(case.form, case.shared, case.edges, case.dtype).values():
+        walks: dict[str, float] = {}
+        for walk in ("sender", "receiver") if case.edges and len(product.outputs) > 1 else ("sender",):
+            launches = plan(product, run.config, walk)
+            total = 0.0
+            for launch in launches:
+                best = _best_tile(product, launch, launches, run, operands, edges, data, device)
+                total += best[0]
+                chosen.append((run.kept.key(product, launch), list(best[1])))
+            walks[walk] = total
+        walk = min(walks, key=walks.__getitem__)
+        if len(walks) > 1:
+            chosen.append((run.kept.key(product, "walk"), [walk]))
+        say(name=f"tune {case.name}", outputs=[o.target for o in product.outputs], walks=walks)
+    run.kept.keep(chosen)
+
+
+def _best_tile(product: Product, launch: Launch, launches: list[Launch], run: Runner, operands: list[torch.Tensor], edges: Edges | None, data: Data, device: str) -> Any:
+    """(ms, tile) of the fastest tile of one launch; the other launches are left out of the time."""
+    part = product.only([product.outputs[n] for n in launch.outputs])
+    alone = Launch(launch.mode, tuple(range(len(launch.outputs))), launch.ranks)
+    found = []
+    for tile in candidates(product, launch)[: 2 if device == "cpu" else None]:
+        run.tiles[part, alone] = tile
+        work = lambda: run.run(part, operands[: len(part.slots)], edges, data.nodes, [alone])  # noqa: E731
+        try:
+            ready = captured(work) if device == "cuda" else work
+            found.append((statistics.median(timed({"tile": ready}, 5, device)["tile"]), tile))
+        except Exception as problem:  # a tile that needs more registers than there are
+            say(name="tile refused", tile=tile, why=str(problem)[:120])
+    run.tiles[product, launch] = min(found)[1]
+    return min(found)
+
+
+# --- the rows ---
+
+
+def cases(given: argparse.Namespace) -> Iterator[Case]:
+    """The rows chosen, `rows` last."""
+    for graph in given.graphs:
+        products = [(3, 3, 3)] if graph == "rows" else given.products
+        for channels in given.channels:
+            for ranks in products:
+                yield Case(graph, ranks, channels)
+
+
+EVERY = {"graphs": "diamond6,diamond5,random,rows", "products": "0,3,3;1,3,3;2,3,3;1,1,1;2,2,2;3,3,3", "channels": "20,64,128"}
+FEW = {"graphs": "diamond6,random,rows", "products": "0,3,3;2,3,3;3,3,3", "channels": "64"}
+TINY = {"graphs": "diamond1,random,rows", "products": "1,1,1", "channels": "3"}
+
+
+def chosen(arguments: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--graphs", help=f"of {EVERY['graphs']}")
+    parser.add_argument("--products", help=f"ranks, of {EVERY['products']}")
+    parser.add_argument("--channels", help="of 20,64,128")
+    parser.add_argument("--passes", default=",".join(PASSES))
+    parser.add_argument("--sides", default=",".join(SIDES))
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--bf16", action="store_true", help="ours with bf16 storage too")
+    parser.add_argument("--all", action="store_true", help="every row")
+    parser.add_argument("--part", default="0/1", help="each n-th case, as 0/4")
+    parser.add_argument("--tune", action="store_true")
+    parser.add_argument("--warm", type=int, default=0, help="processes that compile kernels before, on a tiny graph")
+    parser.add_argument("--compile-only", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--seconds", type=float, default=420, help="no new case after so many")
+    parser.add_argument("--dry-run", action="store_true", help="tiny sizes on the CPU under TRITON_INTERPRET=1")
+    given = parser.parse_args(arguments)
+    defaults = EVERY if given.all else TINY if given.dry_run else FEW
+    for key, value in defaults.items():
+        if getattr(given, key) is None:
+            setattr(given, key, value)
+    given.graphs = given.graphs.split(",")
+    given.products = [Path(*map(int, p.split(","))) for p in given.products.split(";")]
+    given.channels = [int(c) for c in given.channels.split(",")]
+    given.passes, given.sides = given.passes.split(","), given.sides.split(",")
+    for name, allowed in (("passes", PASSES), ("sides", SIDES), ("graphs", ("diamond6", "diamond5", "diamond1", "random", "rows"))):
+        wrong = [x for x in getattr(given, name) if x not in allowed]
+        if wrong:
+            parser.error(f"--{name}: {', '.join(wrong)} is none of {', '.join(allowed)}")
+    return given
+
+
+def warm(given: argparse.Namespace, arguments: list[str]) -> None:
+    """Kernels compiled by several processes: sizes of a graph are no part of a kernel, so a tiny one will do."""
+    started = time.perf_counter()
+    kept = [x for x in arguments if not x.startswith("--warm")]
+    kept = [x for i, x in enumerate(kept) if not (i and arguments and x == str(given.warm) and arguments[arguments.index(x) - 1] == "--warm")]
+    workers = [subprocess.Popen([sys.executable, __file__, *kept, "--compile-only", "--part", f"{n}/{given.warm}"], stdout=subprocess.DEVNULL)
+               for n in range(given.warm)]
+    codes = [w.wait() for w in workers]
+    say(name="warm", seconds=time.perf_counter() - started, failed=sum(c != 0 for c in codes))
+
+
+def main(arguments: list[str] | None = None) -> None:
+    given = chosen(arguments)
+    device = "cpu" if given.dry_run else "cuda"
+    torch.backends.cuda.matmul.allow_tf32 = False
+    if given.warm and not given.compile_only:
+        warm(given, sys.argv[1:] if arguments is None else arguments)
+    run = runner(given.dry_run, "interpreted" if given.dry_run else torch.cuda.get_device_name())
+    number, parts = map(int, given.part.split("/"))
+    started = time.perf_counter()
+    rows: list[dict[str, Any]] = []
+    original = globals()["say"]
+
+    def kept_say(**row: Any) -> None:
+        rows.append(row)
+        original(**row)
+
+    globals()["say"] = kept_say
+    for case in list(cases(given))[number::parts]:
+        if time.perf_counter() - started > given.seconds:
+            say(name=case.name, skipped=f"after {given.seconds:.0f} s")
+            continue
+        if given.compile_only:
+            small = Data(case, device, True)
+            for name, make in makers(given.sides, run, False).items():
+                try:
+                    make(small)["with double backward"]()
+                except Exception as problem:
+                    print(name, problem, file=sys.stderr)
+            continue
+        if given.tune:
+            tune(case, run, device, given.dry_run)
+        measure(case, given, run, device)
+    globals()["say"] = original
+    say(name="flashcart over ours", settings=str(config()), **summary(rows))
+
+
+if __name__ == "__main__":
+    main()

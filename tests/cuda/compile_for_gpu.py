@@ -1,0 +1,75 @@
+"""Compiles the kernels of a program for sm_90, which needs no GPU: `python compile_for_gpu.py CASE`."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+os.environ.pop("TRITON_INTERPRET", None)
+os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
+
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, compile
+
+from sexpgpu import compiler
+from sexpgpu.backends.cuda import modules
+from sexpgpu.backends.cuda.executable import Compiled
+from sexpgpu.compiler import Selection, load
+from sexpgpu.passes.bounds import bounded_fields, guard_indices
+
+ROOT = Path(__file__).resolve().parents[2]
+TYPES = {"f32": "fp32", "f64": "fp64", "bf16": "bf16", "f16": "fp16", "i32": "i32", "i64": "i64", "u8": "u8", "u16": "u16", "bool": "i8"}
+CASES = {
+    "digits": ("digits", ()),
+    "conv_digits": ("conv_digits", ()),
+    "vae": ("vae", ()),
+    "pinn": ("pinn", ("hidden=16",)),
+    "char_lm": ("char_lm", ("layers=1", "d-model=64", "heads=2", "context=64", "batch=4")),
+    "gpt2": ("gpt2", ("layers=1",)),
+}
+
+
+def argument(what: tuple) -> str:
+    """The type of a kernel's argument."""
+    if what[0] in ("key", "draw"):
+        return "*i64"
+    dtype = what[1].type.dtype
+    if what[0] == "partial":
+        return {"bool": "*i32", "bf16": "*fp32", "f16": "*fp32"}.get(dtype, "*" + TYPES[dtype])
+    return "*" + TYPES[dtype]
+
+
+def main(file: str, sets: tuple[str, ...]) -> None:
+    loaded = load(str(ROOT / "examples" / f"{file}.lisp"), Selection(sets=sets))
+    run = next(iter(loaded.experiment.runs.values()))
+    staged = compiler.stages(loaded, run, "cuda")
+    micro = staged.micro(True)
+    graphs = [guard_indices(micro, bounded_fields(micro), staged.traced.origins), staged.update(True)]
+    failures: list[str] = []
+    done: set[str] = set()
+    for results in graphs:
+        compiled = Compiled(results, dict.fromkeys(results), "cuda", staged.traced.origins)
+        for emitted in compiled.emitted.values():
+            if emitted.source in done:
+                continue
+            done.add(emitted.source)
+            signature = {f"p{i}": argument(what) for i, what in enumerate(emitted.arguments)}
+            try:
+                made = compile(
+                    ASTSource(fn=modules.load(emitted.source, emitted.name), signature=signature),
+                    target=GPUTarget("cuda", 90, 32), options={"num_warps": emitted.warps},
+                )  # fmt: skip
+                if "cubin" not in made.asm or ".target sm_90" not in made.asm["ptx"]:
+                    failures.append(f"{emitted.name}: no code for sm_90")
+            except Exception as error:  # noqa: BLE001 - reported as a failure of the kernel
+                failures.append(f"{emitted.name}: {type(error).__name__}: {str(error)[:300]}\n{emitted.source}")
+    print(json.dumps({"failures": failures, "count": len(done)}))
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as cache:
+        os.environ["TRITON_CACHE_DIR"] = cache
+        main(*CASES[sys.argv[1]])

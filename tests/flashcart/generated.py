@@ -1,0 +1,168 @@
+"""Run in a process of its own with TRITON_INTERPRET=1 (test_generated_kernels.py): generated kernels beside the reference ops.
+
+Prints a JSON line {name, worst, checked} a case; any mismatch beyond the tolerance raises.
+"""
+
+import dataclasses
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+from oracle import Bench, close, derivatives, dot, oracle
+from test_cartesian_oracle import ORACLE, VARIANTS, index, variant
+
+from sexpgpu.backends.cuda.cartesian.config import Config
+from sexpgpu.backends.cuda.cartesian.join import join
+from sexpgpu.backends.cuda.cartesian.launch import Products, Runner
+from sexpgpu.ir import postorder
+from sexpgpu.ops import build, table
+from sexpgpu.passes.autodiff import grad
+from sexpgpu.passes.simplify import simplify
+
+FOLDER = Path(tempfile.mkdtemp())
+BASE = Config(folder=FOLDER)
+
+
+def products(config=BASE, walk=None):
+    run = Runner(config, print, True, "interpreted")
+    if walk:
+        own = run.plan
+        run.plan = lambda product: __import__("sexpgpu.backends.cuda.cartesian.plan", fromlist=["plan"]).plan(product, config, walk)
+        assert own is not run.plan
+    return Products(lambda: run)
+
+
+def evaluate(results, bindings, kept):
+    """Every node by its reference, products by their kernels: (results, names of product ops)."""
+    lowered = join(simplify(results))
+    values, ops = {}, []
+    for node in postorder(lowered.values()):
+        if node in bindings:
+            values[node] = bindings[node]
+            continue
+        operands = [values[x] for x in node.inputs]
+        if node.op.startswith("tensor-product"):
+            ops.append(node.op)
+            values[node] = kept.call(node, operands)
+        else:
+            values[node] = table()[node.op].reference(torch, node, operands)
+    assert not kept.left, "an output of a joint launch that nobody took"
+    kept.forget()
+    return {name: values[node].double().numpy() for name, node in lowered.items()}, ops
+
+
+def both(name, b, results, kept, tolerance):
+    """The kernels' results beside the reference's, relative to the largest entry."""
+    expected = b.run(**results)
+    got, ops = evaluate(results, b.bindings, kept)
+    worst = 0.0
+    for key, value in expected.items():
+        assert got[key].shape == value.shape, (name, key)
+        if value.size:
+            worst = max(worst, float(np.max(np.abs(got[key] - value)) / max(1.0, np.max(np.abs(value)))))
+    print(json.dumps({"name": name, "worst": worst, "checked": len(expected), "joint": ops.count("tensor-product-joint"), "ops": len(ops)}), flush=True)
+    assert worst <= tolerance, (name, worst)
+    return got
+
+
+def of_variant(name, kept, dtype="f64", tolerance=1e-12):
+    b = Bench(dtype)
+    out, wrt, c, tangents = variant(b, name)
+    first, second = derivatives(out, wrt, c, tangents)
+    return both(f"{name} {dtype}", b, {"out": out} | {str(i): g for i, g in enumerate(first + second)}, kept, tolerance)
+
+
+def of_graph(b, nodes, senders, receivers, channels, ranks=(1, 1, 1), shared=False, reduced=False, dtype="f32", seed=0):
+    """Result, first and second derivatives of a convolution with random operands."""
+    rng = np.random.default_rng(seed)
+    l1, l2, top = ranks
+    from sexpgpu.ops.cartesian.algebra import paths
+
+    size, edges = len(paths(l1, l2, top)) * channels, len(senders)
+    shape = {"x": (nodes, (l1 + 1) ** 2, channels), "y": (edges, (l2 + 1) ** 2), "w": (size,) if shared else (edges, size)}
+    leaf = {k: b.leaf(k, rng.standard_normal(s)) for k, s in shape.items()}
+    ends = b.leaf("senders", np.asarray(senders, np.int32), "i32"), b.leaf("receivers", np.asarray(receivers, np.int32), "i32")
+    out = build("tensor-product", *leaf.values(), *ends, **{"l-max": top, "reduce-paths": reduced})
+    c = b.leaf("c", rng.standard_normal(out.type.shape))
+    tangents = [b.leaf("v" + k, rng.standard_normal(s)) for k, s in shape.items()]
+    first, second = derivatives(out, list(leaf.values()), c, tangents)
+    return {"out": out} | {str(i): g for i, g in enumerate(first + second)}
+
+
+def of_oracle_graph(name, kept):
+    """The oracle's own numbers."""
+    g, b = ORACLE[name], Bench()
+    size1, size2 = (g["l1"] + 1) ** 2, (g["l2"] + 1) ** 2
+    shape = {"in1": (6, size1, 2), "in2": (20, size2), "w": (20, 2 * g["n_paths"]), "c": g["out_shape"]}
+    shape |= {"v1": shape["in1"], "v2": shape["in2"], "vw": shape["w"]}
+    node = {k: b.leaf(k, np.reshape(g[k], s)) for k, s in shape.items()}
+    wrt = [node["in1"], node["in2"], node["w"]]
+    out = build("tensor-product", *wrt, *index(b), **{"l-max": g["lo"]})
+    first, second = derivatives(out, wrt, node["c"], [node["v1"], node["v2"], node["vw"]])
+    names = ["g1", "g2", "gw", "dc", "d1", "d2", "dw"]
+    got, ops = evaluate({"out": out} | dict(zip(names, first + second, strict=True)), b.bindings, kept)
+    for key, value in got.items():
+        close(value, g[key])
+    print(json.dumps({"name": name, "checked": len(got), "joint": ops.count("tensor-product-joint"), "ops": len(ops)}), flush=True)
+
+
+def single_paths(kept, highest):
+    for entry in oracle()["single_path"]:
+        l1, l2, l3 = entry["rank_in1"], entry["rank_in2"], entry["rank_out"]
+        if max(l1, l2, l3) > highest:
+            continue
+        b = Bench()
+        full = lambda rank, values: np.concatenate([np.zeros(rank * rank), values])[None]  # noqa: E731
+        from sexpgpu.ops.cartesian.algebra import Path, paths
+
+        below = [next(p for p in paths(l1, l2, l3) if p.result == rank) for rank in range(l3)]
+        x, y, w = b.leaf("x", full(l1, entry["in1"])), b.leaf("y", full(l2, entry["in2"])), b.leaf("w", [[0.0] * l3 + [1.0]])
+        out = build("tensor-product", x, y, w, paths=tuple(tuple(p) for p in (*below, Path(l1, l2, l3))), **{"l-max": l3, "reduce-paths": True})
+        g1, g2, gw = grad(dot(out, b.leaf("ct", full(l3, entry["cotangent"])[..., None])), [x, y, w])
+        got, _ = evaluate({"out": out, "g1": g1, "g2": g2, "gw": gw}, b.bindings, kept)
+        close(got["out"][0, l3**2 :], entry["out"])
+        close(got["g1"][0, l1**2 :], entry["grad_in1"])
+        close(got["g2"][0, l2**2 :], entry["grad_in2"])
+        close(got["gw"][0, -1:], entry["grad_weight"])
+    print(json.dumps({"name": "single paths"}), flush=True)
+
+
+def main(what):
+    rng = np.random.default_rng(1)
+    if what == "oracle":
+        kept = products()
+        single_paths(kept, 2)
+        of_oracle_graph("graph_l2", kept)
+        for name in VARIANTS:
+            if max(ORACLE["variants"][name]["ranks"][:2]) <= 2:
+                of_variant(name, kept)
+    elif what == "graphs":
+        for channels in (1, 3, 20, 64, 127):
+            b = Bench("f32")
+            both(f"channels {channels}", b, of_graph(b, 5, rng.integers(0, 5, 9), rng.integers(0, 5, 9), channels), products(), 2e-5)
+        for name, nodes, senders, receivers in (("no edges", 3, [], []), ("isolated", 7, [1, 1, 6], [6, 2, 1]), ("one node", 1, [0, 0], [0, 0])):
+            b = Bench("f32")
+            both(name, b, of_graph(b, nodes, senders, receivers, 4), products(), 2e-5)
+        b = Bench("bf16")
+        both("bf16", b, of_graph(b, 4, [0, 1, 2, 3, 0], [1, 0, 0, 2, 2], 8, dtype="bf16"), products(), 0.03)
+        b = Bench("f32")
+        results = of_graph(b, 6, rng.integers(0, 6, 30), rng.integers(0, 6, 30), 20)
+        one, two = (evaluate(results, b.bindings, products())[0] for _ in range(2))
+        assert all(np.array_equal(one[k], two[k]) for k in one)
+        print(json.dumps({"name": "twice", "equal": True}), flush=True)
+    elif what == "plans":
+        for name, changes, walk in (
+            ("receiver walk", {}, "receiver"), ("edge", {"scatter": "edge"}, None), ("slots", {"slots": 3}, None),
+            ("budgets", {"csr_budget": 3, "bwd_budget": 3, "peak_aware": False}, "receiver"), ("full", {"bwd_split": "full", "dbwd_split": "full"}, None),
+        ):
+            for shared, reduced in ((False, False), (True, True)):
+                b = Bench("f64")
+                results = of_graph(b, 4, rng.integers(0, 4, 11), rng.integers(0, 4, 11), 3, (1, 1, 1), shared, reduced, "f64")
+                both(f"{name} shared={shared}", b, results, products(dataclasses.replace(BASE, **changes), walk), 1e-12)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

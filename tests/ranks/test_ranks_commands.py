@@ -1,0 +1,65 @@
+"""`doctor --distributed`, `explain --assume-ranks`, torchrun, and a step that is not finite, on several ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from support_ranks import PROGRAM, Process, run, status, write
+
+from sexpgpu.cli.main import perform
+
+
+def test_doctor_measures_the_links_and_compares_the_ranks(tmp_path):
+    write(tmp_path)
+    with Process(tmp_path, ["doctor", "--distributed", "r.lisp", "--json"], SEXPGPU_DEVICES="0,1") as process:
+        assert process.wait() == 0, process.text()
+    found = json.loads(process.text())
+    assert found["ranks"] == 2 and 0 < found["latency_seconds"] < 1 and all(v > 0 for v in found["bytes_per_second"].values())
+    assert len(found["clocks_seconds"]) == 2 and {"the text of r.lisp", "the digest of data pts"} <= set(found["same"])
+
+
+def test_explain_plans_for_ranks(tmp_path, capsys):
+    path = write(tmp_path, keys=" :shard optimizer")
+    assert perform(["explain", str(path), "--assume-ranks", "4", "--json"]) == 0
+    four = json.loads(capsys.readouterr().out)["runs"]["train"]
+    assert perform(["explain", str(path), "--json"]) == 0
+    one = json.loads(capsys.readouterr().out)["runs"]["train"]
+    values = 4 * one["values"]  # bytes
+    assert "ranks" not in one and four["ranks"]["samples"] == 4 and four["hash"] == one["hash"]
+    assert four["memory"]["kept"]["optimizer"] * 4 == one["memory"]["kept"]["optimizer"] and four["memory"]["batch"] * 4 == one["memory"]["batch"]
+    assert four["ranks"]["sent"] == {f"{what}": round(0.75 * values) for what in ("gradients, reduce-scatter", "parameters, all-gather", "averages, all-gather")}
+    path = write(tmp_path)
+    assert perform(["explain", str(path), "--assume-ranks", "2"]) == 0
+    assert "all-reduce 196 B" in capsys.readouterr().out
+
+
+def test_torchrun_starts_the_same_run(tmp_path):
+    write(tmp_path, steps=5)
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port = sock.getsockname()[1]
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("SEXPGPU_")}
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--nnodes", "1", "--nproc-per-node", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}",
+         "-m", "sexpgpu", "run", "r.lisp", "--status", "m.json", "--checkpoint-dir", "ck"], cwd=tmp_path, env=clean, capture_output=True, text=True, timeout=90, check=False)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert status(tmp_path)["state"] == "done"
+    assert json.loads((tmp_path / "ck/step-5/manifest.json").read_text())["ranks"] == 2
+
+
+def test_a_step_that_is_not_finite_on_one_rank_stops_all_and_is_replayed_whole(tmp_path):
+    write(tmp_path, program=PROGRAM.replace("(square (off x y))", "(/ (square (off x y)) (- n 1000))"))
+    table = Path(tmp_path / "d.csv").read_text().splitlines()
+    for row in range(20, 26):  # not all of them are in the evaluation's part
+        table[row] = ",".join([*table[row].split(",")[:-1], "1000"])
+    (tmp_path / "d.csv").write_text("\n".join(table) + "\n")
+    with run(tmp_path) as process:
+        assert process.wait() == 3, process.text()
+    text = process.text()
+    assert text.count("E-RUN-001") == 2 and "the loss is" in text and "replaying it op by op" in text and "E-RUN-06" not in text, text
+    assert status(tmp_path)["error"]["code"] == "E-RUN-001"
