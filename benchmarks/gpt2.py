@@ -15,24 +15,10 @@ from collections.abc import Callable
 import numpy as np
 import torch
 import torch.nn.functional as F
-from on_gpu import alternate, ours, program_of, ratios, say, summary, tokens
+from on_gpu import Block, alternate, ours, program_of, ratios, say, summary, tokens
 from torch import nn
 
 VOCABULARY, CONTEXT = 50304, 1024
-
-
-class Block(nn.Module):
-    def __init__(self, d: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.before, self.between = nn.LayerNorm(d), nn.LayerNorm(d)
-        self.qkv, self.out, self.up, self.down = nn.Linear(d, 3 * d), nn.Linear(d, d), nn.Linear(d, 4 * d), nn.Linear(4 * d, d)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        b, t, d = x.shape
-        q, k, v = (p.view(b, t, self.heads, -1).transpose(1, 2) for p in self.qkv(self.before(x)).chunk(3, -1))
-        x = x + self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(b, t, d))
-        return x + self.down(F.gelu(self.up(self.between(x)), approximate="tanh"))
 
 
 class Gpt2(nn.Module):

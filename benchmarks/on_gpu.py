@@ -11,10 +11,28 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
+from torch import nn
 
 from sexpgpu import compiler
 from sexpgpu.backends.cuda.program import CudaProgram
 from sexpgpu.compiler import Selection, load
+
+
+class Block(nn.Module):
+    """A pre-norm transformer block in PyTorch, as examples/gpt2.lisp has it: the other side of the comparisons."""
+
+    def __init__(self, d: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.before, self.between = nn.LayerNorm(d), nn.LayerNorm(d)
+        self.qkv, self.out, self.up, self.down = nn.Linear(d, 3 * d), nn.Linear(d, d), nn.Linear(d, 4 * d), nn.Linear(4 * d, d)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        b, t, d = x.shape
+        q, k, v = (p.view(b, t, self.heads, -1).transpose(1, 2) for p in self.qkv(self.before(x)).chunk(3, -1))
+        x = x + self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(b, t, d))
+        return x + self.down(F.gelu(self.up(self.between(x)), approximate="tanh"))
 
 
 def say(name: str, **fields: Any) -> None:

@@ -119,7 +119,7 @@ def mixes(traced: TracedRun, run: Run, ranks: int = 1) -> list[Diagnostic]:
         return []
     many = f" and {len(found) - 1} more" if len(found) > 1 else ""
     path, span = found[0]
-    return [note_warning("W-RUN-002", f"{path or 'the loss'}{many} takes samples together, and sees each micro-batch of {run.data.batch // parts} alone", span,
+    return [note_warning("W-RUN-004", f"{path or 'the loss'}{many} takes samples together, and sees each micro-batch of {run.data.batch // parts} alone", span,
                          help="the numbers depend on ranks times :accumulate")]
 
 

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
+from sexpgpu.backends.interpreter.fuse import FUSABLE, Step, fusions, matrix_product, scaled_draw
 from sexpgpu.diagnostics import fail, suggestion
 from sexpgpu.experiment.report import Estimate, Large, Memory, Ranks
 from sexpgpu.experiment.traced import TracedRun
 from sexpgpu.ir import Node, Origins, postorder
 from sexpgpu.ops import table
+from sexpgpu.ops.leaves import BOUND
 
 LARGEST = 5  # tensors shown
 
@@ -122,7 +125,7 @@ def memory(traced: TracedRun, step: Mapping[str, Node], shares: int = 1) -> Memo
     }
     order = postorder(step.values())
     batch = _bytes(n for n in order if n.op == "input")
-    peak, at_peak = liveness(order, [n for name, n in step.items() if not name.startswith("gradient/")], step.values())
+    peak, at_peak = liveness(step, [name for name in step if name.startswith("gradient/")])
     return Memory({k: v for k, v in kept.items() if v}, batch, peak, tuple(_large(n, traced.origins) for n in at_peak[:LARGEST]))
 
 
@@ -130,34 +133,113 @@ def _bytes(nodes: Iterable[Node]) -> int:
     return sum(node.type.bytes for node in nodes)
 
 
-def liveness(order: list[Node], held: Iterable[Node], placed: Iterable[Node]) -> tuple[int, list[Node]]:
-    """(bytes at the peak, the tensors of then by size). `held` are results; `placed` results that are not held have memory of
-    their own, which is counted elsewhere."""
-    ops = table()
-    home: dict[Node, Node] = {}
-    for node in order:
-        lowering = ops[node.op].lowering
-        view = lowering.kind == "view" and node.inputs and node.inputs[0].type.size >= 1
-        home[node] = home[node.inputs[0]] if view else node
-    last = {home[operand]: at for at, node in enumerate(order) for operand in node.inputs}
-    last |= {home[node]: len(order) for node in held}
-    outside = {home[n] for n in placed} - {home[n] for n in held}
-    alive: dict[Node, int] = {}
+def liveness(results: Mapping[str, Node], placed: Iterable[str] = ()) -> tuple[int, list[Node]]:
+    """(bytes at the peak, the tensors of then by size) of the interpreter's program of a graph.
+
+    placed: results that have memory elsewhere; one that its op cannot write there is copied at the end, and held until then.
+    """
+    calls = _calls(results)
+    placed = set(placed)
+    elsewhere = {results[name] for name in placed}
+    home: dict[Any, Any] = {}
+    strided: set[Any] = set()
+    last: dict[Any, int] = {}
+    for at, step in enumerate(calls):
+        for output in step.outputs:
+            source = _viewed(output, step, strided)
+            home[output] = output if source is None else home.get(source, source)
+        for value in step.inputs:
+            last[home.get(value, value)] = at
+    held = {home.get(n, n) for name, n in results.items() if name not in placed}
+    last |= dict.fromkeys(held, len(calls))
+    alive: dict[Any, int] = {}
     now = peak = 0
-    best: list[Node] = []
-    ends: dict[int, list[Node]] = {}
-    for node, at in last.items():
-        ends.setdefault(at, []).append(node)
-    for at, node in enumerate(order):
-        free = ops[node.op].lowering.kind in ("leaf", "view") or home[node] is not node or node in outside
-        if not free:
-            alive[node] = node.type.bytes
-            now += node.type.bytes
+    best: list[Any] = []
+    for at, step in enumerate(calls):
+        for output in step.outputs:
+            if home[output] is not output or (output in elsewhere and output not in held and step.into):
+                continue
+            if output in elsewhere:
+                last[output] = len(calls)
+            over = next((home.get(v, v) for n, v in enumerate(step.inputs) if n in step.over and v not in strided and last.get(home.get(v, v)) == at
+                         and home.get(v, v) in alive), None)  # fmt: skip
+            alive[output] = _size(output)
+            now += alive[output] - (alive.pop(over) if over is not None else 0)
         if now > peak:
-            peak, best = now, sorted(alive, key=lambda n: -n.type.bytes)[:LARGEST]
-        for gone in (*ends.get(at, ()), *([node] if node not in last else ())):
-            now -= alive.pop(gone, 0)
+            peak, best = now, [v for v in sorted(alive, key=lambda v: -alive[v]) if isinstance(v, Node)][:LARGEST]
+        for value in (*dict.fromkeys(home.get(i, i) for i in step.inputs), *step.outputs):
+            if last.get(value, -1) <= at:
+                now -= alive.pop(value, 0)
     return peak, best
+
+
+def _calls(results: Mapping[str, Node]) -> list[Step]:
+    """The steps of a graph in the interpreter's order: fused calls where it has them, else an op each."""
+    together = fusions(postorder(results.values()), results.values())
+    calls: list[Step] = []
+    done: set[Any] = set()
+    flat: dict[Node, Node] = {}  # operand -> its first reshape, which the others reshape
+    for root in results.values():
+        stack: list[tuple[Any, Step | None]] = [(root, None)]
+        while stack:
+            value, step = stack.pop()
+            if value in done:
+                continue
+            if step is not None:
+                done.update(step.outputs)
+                calls.append(step)
+                continue
+            if isinstance(value, Node) and (value.op in BOUND or value.op in ("constant", "iota")):
+                done.add(value)
+                continue
+            step = together.get(value) or _alone(value)
+            if isinstance(value, Node) and value.op == "reshape" and value.inputs[0].op == "transpose":
+                base = flat.setdefault(value.inputs[0], value)
+                step = step if base is value else Step((value,), (base,), "")
+            stack.append((value, step))
+            stack.extend((i, None) for i in reversed(step.inputs) if i not in done)
+    return calls
+
+
+def _alone(node: Node) -> Step:
+    """One op by itself, as far as memory goes: what it may write over, and whether it writes where a result belongs."""
+    if node.op == "random-bernoulli" or (node.op == "*" and node.type.dtype in FUSABLE and scaled_draw(node) is not None):
+        return Step((node,), (), "", True)
+    if node.op == "matmul" and (product := matrix_product(node)) is not None:
+        return product
+    over = {n: "" for n, i in enumerate(node.inputs) if node.op in _OVER and (i.type.shape, i.type.dtype) == (node.type.shape, node.type.dtype)}
+    return Step((node,), node.inputs, "", True, over, "into" if node.op in (*_OVER, "sum") else "")
+
+
+#: ops that write their value over a dead operand of its shape
+_OVER = {"+", "-", "*", "/", "max", "min", "neg", "abs", "exp", "log", "sqrt", "rsqrt", "tanh", "sigmoid", "relu", "square", "sin", "cos"}
+
+
+def _viewed(output: Any, step: Step, strided: set[Any]) -> Any:
+    """The value whose memory an output shares, or None; notes in `strided` those that do not fill theirs in order."""
+    if not isinstance(output, Node) or len(step.inputs) != 1 or output is not step.outputs[0]:
+        return None
+    operand, op = step.inputs[0], output.op
+    if op in ("transpose", "broadcast", "slice", "flip"):
+        strided.add(output)
+        return operand if op != "flip" else None
+    if op in ("squeeze", "expand-dims", "variable", "stop-gradient", "reshape"):
+        if operand in strided and op == "reshape":
+            return None  # its elements must be brought into order
+        strided.update({output} if operand in strided else ())
+        return operand
+    if op == "cast" and output.type.dtype == operand.type.dtype:
+        return operand
+    return None
+
+
+def _size(value: Any) -> int:
+    """Bytes of a node, or of what a fused call saves beside one: sums over its last axis, or a tensor of its shape."""
+    if isinstance(value, Node):
+        return value.type.bytes
+    word, node = value
+    whole = node.inputs[0].type.bytes if word == "logs" else node.type.bytes
+    return whole if word in ("logs", 0, 1, 2) else whole // max(node.type.shape[-1] if node.type.shape else 1, 1)
 
 
 def _large(node: Node, origins: Origins) -> Large:

@@ -32,13 +32,14 @@ def evaluations(found: Found, plan: RunPlan, accept: bool, say: Callable[[str], 
 
     Raises E-CKPT-020 or E-CKPT-021 where the program is another, as a resume does.
     """
-    data = bind(plan.run, plan.bounds, say)
+    data = bind(plan.run, plan.bounds, say, first=None)
     trained = restore(found, plan, _digests(data), accept, data.digests())
     step, feeds = found.manifest.step, data.feeds.evals
     try:
         done = [evaluate(trained.program, e, feeds[e.name], step) for e in plan.run.evals]
     finally:
         trained.program.close()
+        data.close()
     return trained.comparison, done
 
 

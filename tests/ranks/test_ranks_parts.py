@@ -244,6 +244,6 @@ def test_what_takes_samples_together_is_said(tmp_path, layer, mixing):
     traced = train_graph(loaded, run)
     assert not mixes(traced, run, 1)
     found = mixes(traced, run, 2)
-    assert [d.code for d in found] == (["W-RUN-002"] if mixing else [])
+    assert [d.code for d in found] == (["W-RUN-004"] if mixing else [])
     if mixing:
         assert "each micro-batch of 4 alone" in found[0].message

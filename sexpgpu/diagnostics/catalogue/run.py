@@ -390,7 +390,7 @@ Right:
     --deadline running=5m
 """,
     ),
-    "W-RUN-002": Entry(
+    "W-RUN-004": Entry(
         "samples taken together",
         """\
 Something in the model takes the samples of a batch together, such as batch norm, and the batch is cut into micro-batches, of ranks or of
