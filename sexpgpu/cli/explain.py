@@ -28,8 +28,6 @@ PARTS = {
     "runs": "sexpgpu.experiment.load:choose_run",
     "measured": "sexpgpu.run.measure:measured",
     "loaded": "sexpgpu.experiment.load:load",
-    "staged": "sexpgpu.compiler:stages",
-    "lowered": "sexpgpu.backends.cuda.report:lowered",
     "kernels": "sexpgpu.backends.cuda.report:program_lines",
 }
 
@@ -121,8 +119,8 @@ def _screen(asked: Asked, ir: bool) -> int:
         output.show("\n".join(part("screen").lines(report, ir)))
         if asked.settings.explain == "kernels":
             for name in [asked.run] if asked.run is not None else list(report.experiment.runs):
-                staged = part("staged")(*_named(asked, name), "cuda")
-                output.show("\n".join(["", f"launches of {name} on cuda", *part("kernels")(part("lowered")(staged))]))
+                program = part("stages").lowered(*_named(asked, name))
+                output.show("\n".join(["", f"launches of {name} on cuda", *part("kernels")(program)]))
     return 0
 
 

@@ -20,7 +20,6 @@ STAGES = {
     "refuse taken": "sexpgpu.run.checkpoints.export:refuse_taken",
     "predictor": "sexpgpu.backends.interpreter.prediction:Predictor",
     "predictor on cuda": "sexpgpu.backends.cuda.prediction:Predictor",
-    "predictor on cuda": "sexpgpu.backends.cuda.prediction:Predictor",
 }
 
 

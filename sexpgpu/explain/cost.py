@@ -161,8 +161,8 @@ def liveness(results: Mapping[str, Node], placed: Iterable[str] = ()) -> tuple[i
                 continue
             if output in elsewhere:
                 last[output] = len(calls)
-            over = next((home.get(v, v) for n, v in enumerate(step.inputs) if n in step.over and v not in strided and last.get(home.get(v, v)) == at
-                         and home.get(v, v) in alive), None)  # fmt: skip
+            over = next((home.get(v, v) for n, v in enumerate(step.inputs) if (n in step.over or isinstance(v, tuple) and v[0] == "logs")
+                         and v not in strided and last.get(home.get(v, v)) == at and home.get(v, v) in alive), None)  # fmt: skip
             alive[output] = _size(output)
             now += alive[output] - (alive.pop(over) if over is not None else 0)
         if now > peak:
@@ -219,7 +219,8 @@ def _viewed(output: Any, step: Step, strided: set[Any]) -> Any:
     """The value whose memory an output shares, or None; notes in `strided` those that do not fill theirs in order."""
     if not isinstance(output, Node) or len(step.inputs) != 1 or output is not step.outputs[0]:
         return None
-    operand, op = step.inputs[0], output.op
+    operand: Any = step.inputs[0]
+    op = output.op
     if op in ("transpose", "broadcast", "slice", "flip"):
         strided.add(output)
         return operand if op != "flip" else None

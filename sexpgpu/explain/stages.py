@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 from sexpgpu.compiler import graph_results, knob_notes, stages
@@ -140,9 +141,17 @@ LOWERED = {
 LOWER = "sexpgpu.backends.cuda.report:lowered"
 
 
+def lowered(loaded: Loaded, run: Run) -> Any:
+    """The run's program for `cuda`, without its tensors."""
+    if find_spec("triton") is None:
+        fail("E-DEV-008", "Triton is not installed, and the lowering for `cuda` writes for it", help="pip install triton, on Linux")
+    return _imported(LOWER)(stages(loaded, run, "cuda"))
+
+
 def lowered_stage(name: str) -> Callable[[Traced], str]:
     def text(t: Traced) -> str:
-        return _imported(LOWERED[name])(_imported(LOWER)(stages(t.loaded, t.run, "cuda")))
+        program = lowered(t.loaded, t.run)
+        return str(_imported(LOWERED[name])(program))
 
     return text
 

@@ -11,7 +11,7 @@ from sexpgpu.diagnostics import printable
 from sexpgpu.experiment.model import DataSource, Run
 from sexpgpu.run.data import locate, open_source
 from sexpgpu.run.data.dataset import FieldBound, check_bound
-from sexpgpu.run.data.feed import Feed, eval_feed, train_feed
+from sexpgpu.run.data.feed import EvalFeed, Feed, eval_feed, train_feed
 from sexpgpu.run.data.structures import Structures
 from sexpgpu.run.loop import Feeds
 
@@ -35,12 +35,13 @@ class BoundData:
                 | ({"capacities": self.capacities[name]} if name in self.capacities else {}) for name, d in self.datasets.items()}
 
 
-def bind(run: Run, bounds: Sequence[FieldBound] = (), say: Callable[[str], None] = lambda text: None, first: int = 0,
+def bind(run: Run, bounds: Sequence[FieldBound] = (), say: Callable[[str], None] = lambda text: None, first: int | None = 0,
          stopping: Callable[[], int | None] = lambda: None, rank: int = 0, ranks: int = 1) -> BoundData:
     """Each source is read once; of a large manifest what update `first` needs, and the rest while the run goes on.
 
     `say` hears of a location outside the file's folder before it is opened. Halted once `stopping` gives a signal.
-    `rank` of `ranks`: whose part of each training batch the feed gives.
+    `first` None: no update is made, and the evaluations' data come first. `rank` of `ranks`: whose part of each training
+    batch the feed gives.
     """
     datasets: dict[str, Any] = {}
     try:
@@ -56,7 +57,7 @@ def close(datasets: dict[str, Any]) -> None:
             dataset.close()
 
 
-def _bound(run: Run, bounds: Sequence[FieldBound], say: Callable[[str], None], first: int, stopping: Callable[[], int | None],
+def _bound(run: Run, bounds: Sequence[FieldBound], say: Callable[[str], None], first: int | None, stopping: Callable[[], int | None],
            datasets: dict[str, Any], rank: int, ranks: int) -> BoundData:
     for batches in (run.data, *(evaluation.data for evaluation in run.evals)):
         source = batches.source
@@ -64,17 +65,21 @@ def _bound(run: Run, bounds: Sequence[FieldBound], say: Callable[[str], None], f
             if not source.scanned:  # else opened and announced by `measure`
                 announce(source, say)
             datasets[source.name] = _with_statistics(open_source(source, say=say, stopping=stopping), run)
-    feeds = Feeds(
-        train_feed(datasets[run.data.source.name], run.data, run.seed, rank, ranks),
-        {e.name: eval_feed(datasets[e.data.source.name], e.data) for e in run.evals},
-    )
+
+    def evals() -> dict[str, EvalFeed]:
+        return {e.name: eval_feed(datasets[e.data.source.name], e.data) for e in run.evals}
+
+    early = evals() if first is None else None
+    train = train_feed(datasets[run.data.source.name], run.data, run.seed, rank, ranks)
+    feeds = Feeds(train, evals() if early is None else early)
     for dataset in datasets.values():
         for bound in bounds:
             if hasattr(dataset, "expect"):  # a manifest, whose shards may be read later
                 dataset.expect(bound)
             else:
                 check_bound(dataset, bound)
-    feeds.train.ready(first)
+    if first is not None:
+        feeds.train.ready(first)
     capacities = {run.data.source.name: run.data.capacities} if run.data.capacities else {}
     return BoundData(datasets, feeds, capacities, lambda: train_feed(datasets[run.data.source.name], replace(run.data, parts=run.data.parts // ranks), run.seed))
 

@@ -74,7 +74,7 @@ def test_explain_shows_what_the_file_means() -> None:
      (["run"], "FILE", "sexpgpu run --help"), (["run", "x", "--steps", "1e3"], "1e3", ""),
      (["run", DIGITS, "--set", "hidden"], "name=value", "--set"),
      (["run", "x", "--max-time", "90"], "`90`", "1h30m"), (["explain", "E-ENV-0001"], "no code", "E-ENV-001"),
-     (["run", "x", "--device", "cuda"], "--device", "cpu"), (["run", "x", "--metrics", "sylvain"], "sylvain", "syvain"),
+     (["run", "x", "--device", "gpu"], "--device", "cpu"), (["run", "x", "--metrics", "sylvain"], "sylvain", "syvain"),
      (["run", "x", "--resume", "latest"], "--resume", "--checkpoint-dir")],
 )  # fmt: skip
 def test_mistakes_on_the_command_line(words: list[str], message: str, guess: str) -> None:
@@ -86,7 +86,7 @@ def test_mistakes_on_the_command_line(words: list[str], message: str, guess: str
 
 @pytest.mark.parametrize("name", ["SEXPGPU_DEVICE", "SEXPGPU_METRICS", "SEXPGPU_CHECKPOINT_DIR", "SEXPGPU_EVAL_LIMIT"])
 def test_a_variable_reaches_run(name: str) -> None:
-    text = {"SEXPGPU_DEVICE": "cuda", "SEXPGPU_METRICS": "syvain", "SEXPGPU_CHECKPOINT_DIR": "s3://b/p"}.get(name, "0")
+    text = {"SEXPGPU_DEVICE": "gpu", "SEXPGPU_METRICS": "syvain", "SEXPGPU_CHECKPOINT_DIR": "s3://b/p"}.get(name, "0")
     done = sexpgpu("run", DIGITS, **{name: text})
     assert done.returncode == 2 and name in done.stderr and done.stdout == ""
 

@@ -166,7 +166,7 @@ def test_targets() -> None:
 
 @pytest.mark.parametrize(
     ("environ", "code"),
-    [({"SEXPGPU_DEVICE": "cuda"}, "E-ENV-002"), ({"SEXPGPU_DEVICES": "0,1", "SEXPGPU_DEVICE": "cuda"}, "E-ENV-002"),
+    [({"SEXPGPU_DEVICES": "0,1", "SEXPGPU_DEVICE": "cuda"}, "E-ENV-002"),
      ({"SEXPGPU_NODES": "2"}, "E-ENV-003"), ({"SEXPGPU_NODE_RANK": "1"}, "E-ENV-003"),
      ({"SEXPGPU_NODE_RANK": "2", "SEXPGPU_NODES": "2", "SEXPGPU_RENDEZVOUS": "h:1"}, "E-ENV-003"),
      ({"SEXPGPU_MEMORY": "12"}, "E-ENV-002"), ({"SEXPGPU_EXPLAIN": "kernels"}, "E-ENV-002"),

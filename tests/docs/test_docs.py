@@ -127,6 +127,13 @@ def test_every_code_has_a_title_and_a_page() -> None:
             assert found.title and len(found.page.split()) >= 8, f"{code}: a title, and a page of a sentence or more"
 
 
+def test_no_code_has_two_entries() -> None:
+    """Families are put together from several files, where the later entry would win without a word."""
+    folder = ROOT / "sexpgpu" / "diagnostics" / "catalogue"
+    found = [code for path in folder.glob("*.py") for code in re.findall(r'"([EW]-[A-Z]+-[0-9]{3})": Entry', path.read_text("utf-8"))]
+    assert len(found) > 100 and sorted(found) == sorted(set(found))
+
+
 def test_every_code_that_is_raised_is_in_the_catalogue() -> None:
     known = {code for module in CATALOGUE.values() for code in import_module(module).CODES}
     raised: dict[str, str] = {}

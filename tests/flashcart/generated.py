@@ -92,6 +92,20 @@ def of_graph(b, nodes, senders, receivers, channels, ranks=(1, 1, 1), shared=Fal
     return {"out": out} | {str(i): g for i, g in enumerate(first + second)}
 
 
+def of_losses(b, seed=3):
+    """Gradients of a loss over a result and its first derivatives, as a potential's training has them: several cotangents each."""
+    rng = np.random.default_rng(seed)
+    shape = {"x": (4, 4, 3), "y": (7, 4), "w": (7, 12)}
+    leaf = {k: b.leaf(k, rng.standard_normal(s)) for k, s in shape.items()}
+    ends = b.leaf("senders", rng.integers(0, 4, 7), "i32"), b.leaf("receivers", rng.integers(0, 4, 7), "i32")
+    out = build("tensor-product", *leaf.values(), *ends, **{"l-max": 1})
+    first = grad(dot(b.leaf("c", rng.standard_normal(out.type.shape)), out), list(leaf.values()))
+    loss = dot(out, out)
+    for g in first:
+        loss = build("+", loss, dot(g, g))
+    return {str(i): g for i, g in enumerate(grad(loss, list(leaf.values())))}
+
+
 def of_oracle_graph(name, kept):
     """The oracle's own numbers."""
     g, b = ORACLE[name], Bench()
@@ -148,6 +162,8 @@ def main(what):
             both(name, b, of_graph(b, nodes, senders, receivers, 4), products(), 2e-5)
         b = Bench("bf16")
         both("bf16", b, of_graph(b, 4, [0, 1, 2, 3, 0], [1, 0, 0, 2, 2], 8, dtype="bf16"), products(), 0.03)
+        b = Bench("f64")
+        both("several cotangents", b, of_losses(b), products(), 1e-12)
         b = Bench("f32")
         results = of_graph(b, 6, rng.integers(0, 6, 30), rng.integers(0, 6, 30), 20)
         one, two = (evaluate(results, b.bindings, products())[0] for _ in range(2))

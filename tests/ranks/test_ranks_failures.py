@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import socket
 import time
@@ -130,3 +131,36 @@ def test_a_batch_that_ranks_do_not_divide_is_refused_once(tmp_path):
         assert process.wait() == 2
         assert process.text().count("E-RUN-104") == 2 and "3 ranks do not divide :batch 16" in process.text(), process.text()
     assert status(tmp_path)["state"] == "failed"
+
+
+def test_a_rank_without_memory_ends_the_run_by_name(tmp_path):
+    write(tmp_path, steps=LONG)
+    with run(tmp_path) as process:
+        until(lambda: (status(tmp_path).get("step") or 0) > 5, process)
+        pids = process.ranks()
+        resource.prlimit(pids[1], resource.RLIMIT_AS, (1, 1))  # its next allocation fails
+        assert process.wait(40) == 3, process.text()
+    text = process.text()
+    assert "rank 1" in text and not alive(pids), text
+
+
+def test_a_signal_before_the_nodes_have_met_ends_at_once(tmp_path):
+    write(tmp_path)
+    with run(tmp_path, ranks=1, SEXPGPU_NODES="2", SEXPGPU_RENDEZVOUS=f"127.0.0.1:{free_port()}") as process:
+        until(lambda: status(tmp_path).get("state"), process)
+        process.process.terminate()
+        assert process.wait(10) == 143, process.text()
+    assert status(tmp_path)["state"] == "stopped"
+
+
+def test_a_node_whose_supervisor_is_killed_ends_the_other(tmp_path):
+    folders = [tmp_path / "a", tmp_path / "b"]
+    for folder in folders:
+        write(folder, steps=LONG)
+    a, b = nodes(folders, [], [])
+    with a, b:
+        until(lambda: (status(folders[0]).get("step") or 0) > 5, a)
+        pids = a.ranks() + b.ranks()
+        b.process.kill()
+        assert a.wait(20) == 3, a.text()
+    assert "E-RUN-060" in a.text() and "rank 1" in a.text() and not alive(pids), a.text()

@@ -12,6 +12,7 @@ from sexpgpu.diagnostics import SexpError
 from sexpgpu.experiment.load import Selection, choose_run, load
 from sexpgpu.run.ranks.judge import DEADLINES, Judge, Verdict, deadlines
 from sexpgpu.run.ranks.layout import Layout, layout_of
+from sexpgpu.run.ranks.probe import Probe
 from sexpgpu.run.ranks.wire import LONGEST, Closed, Wire
 from sexpgpu.settings import read
 
@@ -198,6 +199,12 @@ def test_deadlines_are_read():
         with pytest.raises(SexpError) as caught:
             deadlines([text])
         assert caught.value.diagnostic.code == "E-RUN-064"
+
+
+def test_clocks_apart_are_a_finding():
+    found = Probe(3, 2, 1e-4, {65536: 1e9}, (0.0, 0.5, -7.25)).findings()
+    assert [d.code for d in found] == ["E-NET-032"] and "rank 2 is 7.2 s" in found[0].message
+    assert not Probe(2, 1, 1e-4, {65536: 1e9}, (0.0, 0.01)).findings()
 
 
 # --- lines over sockets ---

@@ -73,6 +73,7 @@ def test_without_a_location_and_twice(tmp_path):
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline and json.loads((tmp_path / "s.json").read_text())["state"] != "running":
         time.sleep(0.02)
+    time.sleep(1.5)  # into the first step: before it, the run would end in good order
     process.send_signal(signal.SIGINT)
     time.sleep(0.2)
     process.send_signal(signal.SIGINT)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from sexpgpu.backends.cuda.cartesian.config import Config
 from sexpgpu.backends.cuda.cartesian.product import Output, Product
 
+REGISTERS = 125  # values that may live through a loop, a thread, before ptxas spills (f64: half); docs/decisions/0030
 HELD = 40  # components of cotangents that a walk by receivers holds without want of registers
 
 
@@ -46,6 +47,18 @@ def rank_costs(product: Product) -> list[int]:
     return [(2 * rank + 1) * n for rank, n in enumerate(counts)]
 
 
+def room(product: Product, numbers: list[int]) -> int:
+    """Sums of these outputs that fit beside the operands that a launch holds: a small operand's components, a row of the others'."""
+    read = {number for n in numbers for use in product.outputs[n].uses for number in use}
+    held = 0
+    for number in read:
+        slot = product.slots[number]
+        if slot in ("a", "b"):
+            top = product.form.first if slot == "a" else product.form.second
+            held += product.components(slot) if slot == product.narrow else 2 * top + 1
+    return REGISTERS // (2 if product.dtype == "f64" else 1) - held
+
+
 def plan(product: Product, config: Config, walk: str | None = None) -> list[Launch]:
     """The launches in order. walk: `sender` or `receiver`, of the gradients; None chooses."""
     form = product.form
@@ -65,7 +78,8 @@ def plan(product: Product, config: Config, walk: str | None = None) -> list[Laun
     found = []
     if results:
         sums = [c * len(results) for c in costs]
-        found += [Launch("receiver", tuple(results), ranks) for ranks in groups(sums, config.csr_budget, config.peak_aware)]
+        budget = min(config.csr_budget, max(room(product, results), max(sums)))
+        found += [Launch("receiver", tuple(results), ranks) for ranks in groups(sums, budget, config.peak_aware)]
     for part in parts:
         mode = walk or _walk(product, [product.outputs[n] for n in part], sum(costs))
         if mode == "sender":

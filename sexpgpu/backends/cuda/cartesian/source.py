@@ -3,7 +3,7 @@
 Three ways through the rows (`mode`): `rows` and `edge` take a tile of them a program, `receiver` and `sender` walk the edges of one
 node, whose features are then read once and whose sums stay in registers. Rows of a tile lie in different warps, channels in
 different threads. Where an operand has one channel, each path's coupling matrix M[k, i] = Σ_j K[i, j, k] x[j] is made once for
-all channels of a thread; gradients share the products of M with the cotangent.
+all channels of a thread; gradients share N[i, j] = Σ_k K[i, j, k] c[k].
 """
 
 from __future__ import annotations
@@ -343,64 +343,74 @@ class _Writer:
                 matrices[x, k, i] = self.name(_sum(_coefficient(value, self._value(x, j)) for j, value in by_cell[k, i]))
             return matrices[x, k, i]
 
-        pulled: dict[tuple[int, int], dict[int, str]] = {}
-
-        def pull(x: int, c: int) -> dict[int, str]:
-            """h[i] = Σ_k M[k, i] c[k]."""
-            if (x, c) not in pulled:
-                pulled[x, c] = {}
-                for i in sorted({i for _, i in pairs}):
-                    parts = [f"{matrix(x, k, i)} * {self._value(c, k)}" for k, at in pairs if at == i]
-                    pulled[x, c][i] = self.name(_sum(parts))
-            return pulled[x, c]
-
+        gradients: dict[int, list[tuple[int, dict[str, int]]]] = defaultdict(list)  # cotangent -> (output, filling)
         for number, o in enumerate(self.p.outputs):
             fills = [o.filled(use) for use in o.uses]
-            if o.target == "result":
-                for w in dict.fromkeys(f["weights"] for f in fills):
-                    own = [f for f in fills if f["weights"] == w]
-                    for k in sorted({k for k, _ in pairs}):
-                        parts = [f"{matrix(f[x_slot], k, i)} * {self._value(f[y_slot], i)}" for f in own for at, i in pairs if at == k]
+            if o.target != "result":
+                for f in fills:
+                    gradients[f["result"]].append((number, f))
+                continue
+            xs, ws = (list(dict.fromkeys(f[s] for f in fills)) for s in (x_slot, "weights"))
+            rows, columns = sorted({k for k, _ in pairs}), sorted({i for _, i in pairs})
+            if len(fills) * len(pairs) + len(ws) * len(rows) <= len(xs) * len(pairs) + len(fills) * len(columns):
+                for w in ws:
+                    for k in rows:
+                        parts = [f"{matrix(f[x_slot], k, i)} * {self._value(f[y_slot], i)}" for f in fills if f["weights"] == w for at, i in pairs if at == k]
                         self._add(number, k, f"{self._value(w, n)} * ({_sum(parts)})")
-            elif o.target == y_slot:
-                for f in fills:
-                    for i, h in pull(f[x_slot], f["result"]).items():
-                        self._add(number, i, f"{self._value(f['weights'], n)} * {h}")
-            elif o.target == "weights":
-                parts = []
-                for f in fills:
-                    parts += [f"{self._value(f[y_slot], i)} * {h}" for i, h in pull(f[x_slot], f["result"]).items()]
-                self._weights(number, n, _sum(parts))
-            else:
-                self._by_narrow(number, n, fills, entries)
+                continue
+            for x in xs:
+                scaled = self._scaled(n, [f for f in fills if f[x_slot] == x], columns)
+                for k in rows:
+                    self._add(number, k, _sum(f"{matrix(x, k, i)} * {scaled[i]}" for at, i in pairs if at == k))
+        dots: dict[int, list[str]] = defaultdict(list)
+        for c, wanted in gradients.items():
+            self._pulled(n, c, wanted, entries, dots)
+        for number, found in dots.items():
+            self._weights(number, n, _sum(found))
+
+    def _scaled(self, n: int, fills: list[dict[str, int]], columns: Iterable[int]) -> dict[int, str]:
+        """Σ w y[i] over fillings: the weights drawn into the operand of all channels."""
+        y_slot = self.wide
+        return {i: self.name(_sum(f"{self._value(f['weights'], n)} * {self._value(f[y_slot], i)}" for f in fills)) for i in columns}
+
+    def _pulled(self, n: int, c: int, wanted: list[tuple[int, dict[str, int]]], entries: list[tuple[dict[str, int], Fraction]],
+                dots: dict[int, list[str]]) -> None:
+        """Gradients over cotangent c by way of N[i, j] = Σ_k K[i, j, k] c[k], a row of i at a time: by x it is summed with w y[i], and
+        Σ_j x[j] N[i, j] serves the gradients by y and by the weights, whose parts go to `dots`."""
+        x_slot, y_slot = self.narrow, self.wide
+        assert x_slot is not None
+        by_cell: dict[int, dict[int, list[tuple[int, Fraction]]]] = defaultdict(lambda: defaultdict(list))
+        for e, value in entries:
+            by_cell[e[y_slot]][e[x_slot]].append((e["result"], value))
+        outputs = self.p.outputs
+        by_x: dict[int, list[dict[str, int]]] = defaultdict(list)
+        for number, f in wanted:
+            if outputs[number].target == x_slot:
+                by_x[number].append(f)
+        for i, row in sorted(by_cell.items()):
+            drawn = {j: self.name(_sum(_coefficient(v, self._value(c, k)) for k, v in found)) for j, found in row.items()}
+            joined: dict[int, str] = {}
+            for number, f in wanted:
+                target = outputs[number].target
+                if target == x_slot:
+                    continue
+                x = f[x_slot]
+                if x not in joined:
+                    joined[x] = self.name(_sum(f"{self._value(x, j)} * {cell}" for j, cell in drawn.items()))
+                if target == "weights":
+                    dots[number].append(f"{self._value(f[y_slot], i)} * {joined[x]}")
+                else:
+                    self._add(number, i, f"{self._value(f['weights'], n)} * {joined[x]}")
+            for number, fills in by_x.items():
+                scaled = self._scaled(n, fills, (i,))[i]
+                for j, cell in drawn.items():
+                    self._add(number, j, f"{scaled} * {cell}")
 
     def _weights(self, number: int, n: int, value: str) -> None:
         if self._grouped(self.p.outputs[number]):
             self._add(number, n, value)
         else:
             self._store(number, "edge", n, self.name(value), "full", self.body)
-
-    def _by_narrow(self, number: int, n: int, fills: list[dict[str, int]], entries: list[tuple[dict[str, int], Fraction]]) -> None:
-        """The gradient by the operand of one channel, still of all channels: Σ K (Σ_uses w y[i]) c[k], by the shorter of two ways."""
-        x_slot, y_slot = self.narrow, self.wide
-        assert x_slot is not None
-        for c in dict.fromkeys(f["result"] for f in fills):
-            own = [f for f in fills if f["result"] == c]
-            scaled = {i: self.name(_sum(f"{self._value(f['weights'], n)} * {self._value(f[y_slot], i)}" for f in own))
-                      for i in sorted({e[y_slot] for e, _ in entries})}
-            by_pair: dict[tuple[int, int], list[tuple[int, Fraction]]] = defaultdict(list)
-            by_cell: dict[tuple[int, int], list[tuple[int, Fraction]]] = defaultdict(list)
-            for e, value in entries:
-                by_pair[e[y_slot], e["result"]].append((e[x_slot], value))
-                by_cell[e[y_slot], e[x_slot]].append((e["result"], value))
-            if len(by_pair) <= len(by_cell):
-                for (i, k), found in by_pair.items():
-                    both = self.name(f"{scaled[i]} * {self._value(c, k)}")
-                    for j, value in found:
-                        self._add(number, j, _coefficient(value, both))
-            else:
-                for (i, j), found in by_cell.items():
-                    self._add(number, j, f"{scaled[i]} * ({_sum(_coefficient(v, self._value(c, k)) for k, v in found)})")
 
     def _wide_path(self, n: int, path: Path) -> None:
         entries = [(self._entry(n, path, t), t.coefficient) for t in terms(path)]

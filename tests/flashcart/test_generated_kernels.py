@@ -1,0 +1,271 @@
+"""The generated kernels: their values under Triton's interpreter, that they compile for sm_90, plans, settings and the cache."""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+
+from sexpgpu.backends.cuda.cartesian import source  # noqa: E402
+from sexpgpu.backends.cuda.cartesian.cache import MARK, Cache  # noqa: E402
+from sexpgpu.backends.cuda.cartesian.config import Config, from_environment  # noqa: E402
+from sexpgpu.backends.cuda.cartesian.plan import Launch, groups, plan, rank_costs, room  # noqa: E402
+from sexpgpu.backends.cuda.cartesian.product import passes  # noqa: E402
+from sexpgpu.backends.cuda.cartesian.tune import Kept, Tile, candidates, default  # noqa: E402
+from sexpgpu.cli import device  # noqa: E402
+from sexpgpu.compiler import Selection, load  # noqa: E402
+from sexpgpu.diagnostics import SexpError, SexpErrors  # noqa: E402
+from sexpgpu.ops.cartesian.algebra import paths  # noqa: E402
+from sexpgpu.ops.cartesian.product import Form  # noqa: E402
+from sexpgpu.settings import read  # noqa: E402
+
+HERE = Path(__file__).parent
+
+
+def interpreted(script, *arguments, **more):
+    """A script's JSON lines, in a process whose kernels run on the CPU."""
+    environ = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", **more}
+    done = subprocess.run([sys.executable, str(script), *arguments], cwd=HERE, env=environ, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def product(ranks=(2, 2, 2), channels=4, second_channels=1, reduced=False, shared=False, edges=True, dtype="f32"):
+    l1, l2, top = ranks
+    return passes(Form(l1, l2, channels, second_channels, paths(l1, l2, top), reduced), shared, edges, dtype)
+
+
+def test_values_of_the_oracle():
+    rows = {r["name"]: r for r in interpreted(HERE / "generated.py", "oracle")}
+    assert set(rows) == {"single paths", "graph_l2", "l003 f64", "l2_reduce f64"}
+    assert rows["graph_l2"]["ops"] == 8 and rows["graph_l2"]["joint"] == 7  # the result alone; 3 gradients; 4 of second order
+
+
+def test_graphs_channels_and_dtypes():
+    rows = interpreted(HERE / "generated.py", "graphs")
+    assert [r["name"] for r in rows] == [*(f"channels {c}" for c in (1, 3, 20, 64, 127)), "no edges", "isolated", "one node", "bf16",
+                                         "several cotangents", "twice"]
+
+
+def test_every_plan_gives_the_same_values():
+    assert len(interpreted(HERE / "generated.py", "plans")) == 10
+
+
+def test_the_benchmark_runs_without_a_gpu(tmp_path):
+    rows = interpreted(HERE.parent.parent / "benchmarks" / "tensor_product.py", "--dry-run", "--graphs", "random,rows", "--passes", "forward",
+                       FLASHCART_CACHE_DIR=str(tmp_path))
+    assert [r["name"] for r in rows] == ["random 1,1->1 c3 forward", "rows 1,1->1 c3 forward", "flashcart over ours"]
+    for row in rows[:2]:
+        assert row["ms"]["ours"]["median"] > 0 and row["floor_bytes"] > 0
+        assert set(row["ms"]) | set(row["lacks"]) == {"ours", "flashcart", "cuequivariance", "openequivariance"}
+
+
+def ptxas():
+    import triton.backends.nvidia as nvidia
+
+    return (Path(nvidia.__file__).parent / "bin" / "ptxas").exists()
+
+
+@pytest.mark.skipif(not ptxas(), reason="Triton brings no ptxas here")
+@pytest.mark.parametrize("kind", ["csr", "edge", "rows", "f64", "bf16"])
+def test_kernels_compile_for_hopper(kind):
+    """In a process of its own, so that no interpreter is on; rank 1 in CI, all ranks by benchmarks/kernel_statistics.py."""
+    script = HERE.parent.parent / "benchmarks" / "kernel_statistics.py"
+    environ = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    done = subprocess.run([sys.executable, str(script), "--products", "1,1,1", "--channels", "32", "--kind", kind],
+                          env=environ, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stderr[-3000:]
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert rows and all(r["spilled"] == 0 and 0 < r["registers"] <= 255 for r in rows)
+    if kind != "edge":
+        assert not any(r["atomics"] for r in rows)  # sums in a fixed order
+    else:
+        assert any(r["atomics"] for r in rows)
+
+
+# --- plans ---
+
+
+def test_groups_of_the_reference():
+    cost = lambda *ranks: rank_costs(product(ranks)["forward"])  # noqa: E731
+    assert sum(cost(3, 3, 3)) == 99 and groups(cost(3, 3, 3), 100, True) == [(0, 1, 2, 3)]
+    assert groups(cost(3, 3, 3), 50, False) == [(0, 1), (2,), (3,)]
+    assert groups(cost(2, 3, 3), 50, False) == [(0, 1, 2), (3,)]
+    assert groups(cost(4, 4, 4), 100, True) == [(0, 1, 2), (3,), (4,)]
+    assert groups([1, 0, 5], 0, False) == [(0, 1), (2,)]
+
+
+def test_plans():
+    p = product((2, 3, 3), 64)
+    assert plan(p["forward"], Config()) == [Launch("receiver", (0,), (0, 1, 2, 3))]
+    assert plan(p["backward"], Config()) == [Launch("sender", (0, 1, 2), (0, 1, 2, 3))]
+    assert [x.mode for x in plan(p["backward"], Config(bwd_split="full"))] == ["sender"] * 3
+    assert [x.outputs for x in plan(p["second"], Config(dbwd_split="full"))][-2:] == [(1, 2), (3,)]
+    assert [x.mode for x in plan(p["second"], Config(scatter="edge"))] == ["edge", "edge"]
+    assert [x.ranks for x in plan(p["backward"], Config(bwd_budget=50, peak_aware=False), "receiver")] == [(0, 1, 2), (3,)]
+    assert [x.mode for x in plan(product(edges=False, second_channels=4)["second"], Config())] == ["rows"]
+
+
+def test_a_second_derivative_of_rank_three_leaves_room():
+    second = product((3, 3, 3), 64)["second"]
+    assert room(second, [0]) < 99
+    assert [x.ranks for x in plan(second, Config())] == [(0, 1, 2), (3,), (0, 1, 2, 3)]
+
+
+def test_slots_by_the_mean_degree():
+    c = Config()
+    assert [c.slots_of(d * 10, 10) for d in (63, 64, 100, 128, 500, 5000)] == [1, 2, 4, 4, 16, 64]
+    assert Config(slots=3).slots_of(10, 10) == 3 and Config(least_degree=5).slots_of(60, 10) == 1
+
+
+def test_no_size_of_a_graph_is_in_a_kernel():
+    """So another mean degree compiles nothing."""
+    text = source.generate(product()["backward"], "sender", (0, 1, 2)).source
+    assert "do_not_specialize=['count', 'edges', 'slots']" in text
+
+
+def test_second_weight_gradients_store_once():
+    text = source.generate(product((1, 1, 1))["second"].only(product((1, 1, 1))["second"].outputs[3:]), "sender", (0, 1)).source
+    assert text.count("tl.store") == 4  # one a path
+
+
+# --- settings ---
+
+BAD = {
+    "FLASHCART_KERNEL_L_MAX": "three", "FLASHCART_TP_SCATTER_KERNEL": "edges", "FLASHCART_TP_CSR_GROUP_BUDGET": "-1", "FLASHCART_TP_BWD_GROUP_BUDGET": "1e2",
+    "FLASHCART_TP_DBWD_GROUP_BUDGET": "half", "FLASHCART_TP_BWD_CSR_MIN_DEG": "0", "FLASHCART_TP_BWD_CSR_SLOTS": "0", "FLASHCART_TP_BWD_SPLIT": "fuse",
+    "FLASHCART_TP_DBWD_SPLIT": "ful",
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_malformed_settings(name):
+    with pytest.raises(SexpErrors) as caught:
+        from_environment({name: BAD[name]})
+    (d,) = caught.value.diagnostics
+    assert d.code == "E-ENV-001" and name in d.message
+    if name in ("FLASHCART_TP_SCATTER_KERNEL", "FLASHCART_TP_BWD_SPLIT", "FLASHCART_TP_DBWD_SPLIT"):
+        assert any(word in " ".join(d.help) for word in ("edge", "fused", "full"))
+
+
+GOOD = [
+    ("FLASHCART_KERNEL_L_MAX", "2", "l_max", 2), ("FLASHCART_CACHE_DIR", "/a", "folder", Path("/a")), ("XDG_CACHE_HOME", "/b", "folder", Path("/b/flashcart")),
+    ("FLASHCART_TP_SCATTER_KERNEL", "edge", "scatter", "edge"), ("FLASHCART_TP_CSR_GROUP_BUDGET", "70", "csr_budget", 70),
+    ("FLASHCART_TP_BWD_GROUP_BUDGET", "60", "bwd_budget", 60), ("FLASHCART_TP_DBWD_GROUP_BUDGET", "0", "fused_second", 0),
+    ("FLASHCART_TP_CSR_GROUP_BUDGET", "31", "fused_second", 15), ("FLASHCART_TP_BWD_CSR_MIN_DEG", "9", "least_degree", 9),
+    ("FLASHCART_TP_BWD_CSR_SLOTS", "1", "slots", 1), ("FLASHCART_TP_BWD_SPLIT", "full", "bwd_split", "full"),
+    ("FLASHCART_TP_DBWD_SPLIT", "fused", "dbwd_split", "fused"), ("FLASHCART_TP_PEAK_AWARE_GROUPS", "no", "peak_aware", False),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "field", "value"), GOOD)
+def test_settings_take_effect(name, text, field, value):
+    assert getattr(from_environment({name: text}), field) == value
+    assert getattr(from_environment({}), field) != value
+
+
+@pytest.mark.parametrize(("word", "on", "warned"), [("1", True, False), ("TRUE", True, False), ("Yes", True, False), ("t", True, False), ("on", False, True),
+                                                    ("", False, False), ("0", False, False), ("maybe", False, True)])
+def test_boolean_words(word, on, warned):
+    settings = read({"FLASHCART_TP_PEAK_AWARE_GROUPS": word})
+    assert settings.flashcart_tp_peak_aware_groups is on
+    assert [d.code for d in settings.warnings] == ["E-ENV-016"] * warned
+
+
+def test_unknown_name_is_a_warning_with_the_nearest():
+    (d,) = read({"FLASHCART_TP_SCATER_KERNEL": "edge"}).warnings
+    assert d.code == "E-ENV-010" and "FLASHCART_TP_SCATTER_KERNEL" in " ".join(d.help)
+    assert not read({"FLASHCART_LAMMPS_DEBUG": "1"}).warnings
+
+
+@pytest.mark.parametrize(("stated", "place"), [("", False), (":deterministic true", True), (":deterministic false", False)])
+def test_atomics_and_deterministic(stated, place, tmp_path, capsys):
+    text = (HERE.parent.parent / "examples" / "digits.lisp").read_text()
+    file = tmp_path / "file.lisp"
+    file.write_text(text.replace(":steps", f"{stated} :steps", 1))
+    (run,) = load(str(file), Selection()).experiment.runs.values()
+    assert (run.deterministic_at is not None) is place
+    edge = read({"FLASHCART_TP_SCATTER_KERNEL": "edge", "SEXPGPU_DEVICE": "cuda"})
+    device.check_scatter(read({"FLASHCART_TP_SCATTER_KERNEL": "edge"}), run.deterministic_at)  # on the CPU it changes nothing
+    assert not capsys.readouterr().out
+    if not place:
+        device.check_scatter(edge, run.deterministic_at)
+        said = capsys.readouterr()
+        assert "not bit-exact: FLASHCART_TP_SCATTER_KERNEL=edge" in said.out + said.err
+        return
+    with pytest.raises(SexpError) as caught:
+        device.check_scatter(edge, run.deterministic_at)
+    (d,) = caught.value.diagnostics
+    assert d.code == "E-DEV-009" and "FLASHCART_TP_SCATTER_KERNEL" in d.message and ":deterministic true" in d.message and d.span is not None
+
+
+# --- the cache ---
+
+
+def test_cache_keeps_and_checks(tmp_path):
+    said = []
+    cache = Cache(tmp_path / "new", said.append)
+    assert cache.source("k", lambda: "one\n") == "one\n"
+    assert Cache(tmp_path / "new", said.append).source("k", lambda: "two\n") == "one\n"
+    (file,) = (tmp_path / "new").iterdir()
+    assert file.read_text().startswith(MARK)
+    file.write_text(file.read_text()[:-2])  # cut short
+    assert Cache(tmp_path / "new", said.append).source("k", lambda: "two\n") == "two\n"
+    assert "two" in file.read_text() and len(list((tmp_path / "new").iterdir())) == 1
+    assert not said
+
+
+def test_cache_that_cannot_be_written(tmp_path):
+    said = []
+    (tmp_path / "file").write_text("")
+    cache = Cache(tmp_path / "file" / "below", said.append)
+    assert cache.source("k", lambda: "one") == cache.source("k", lambda: "one") == "one"
+    assert [d.code for d in said] == ["E-DEV-007"] and "FLASHCART_CACHE_DIR" in " ".join(said[0].help)
+
+
+def test_cache_that_others_may_write(tmp_path):
+    tmp_path.chmod(0o777)
+    said = []
+    assert Cache(tmp_path, said.append).source("k", lambda: "one") == "one"
+    assert [d.code for d in said] == ["E-DEV-007"] and not list(tmp_path.iterdir())
+
+
+def test_many_processes_share_a_cache(tmp_path):
+    code = "import sys; from pathlib import Path; from sexpgpu.backends.cuda.cartesian.cache import Cache\n" \
+           "c = Cache(Path(sys.argv[1]), print)\nfor i in range(20): assert c.source(str(i), lambda: 'x' * 5000 + str(i)) == 'x' * 5000 + str(i)"
+    others = [subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stderr=subprocess.PIPE) for _ in range(3)]
+    for other in others:
+        assert other.wait(120) == 0, other.stderr.read()
+    assert len(list(tmp_path.iterdir())) == 20
+
+
+def test_kept_choices(tmp_path):
+    cache, p = Cache(tmp_path, print), product((1, 1, 1), 64)["forward"]
+    (launch,) = plan(p, Config())
+    kept = Kept(cache, "a GPU")
+    assert kept.tile(p, launch) is None
+    kept.keep([(kept.key(p, launch), [2, 32, 2]), (kept.key(p, "walk"), ["receiver"])])
+    again = Kept(cache, "a GPU")
+    assert again.tile(p, launch) == Tile(2, 32, 2) and again.walk(p) == "receiver"
+    assert Kept(cache, "another").tile(p, launch) is None
+    (tmp_path / "tune.json").write_text("[1]")
+    assert Kept(cache, "a GPU").tile(p, launch) is None
+
+
+@pytest.mark.parametrize("channels", [1, 3, 20, 64, 127, 128])
+def test_tiles_are_whole_warps_of_powers_of_two(channels):
+    for p in product((1, 1, 1), channels).values():
+        for launch in plan(p, Config()):
+            for tile in candidates(p, launch):
+                assert all(n & (n - 1) == 0 for n in tile)
+                assert tile.rows * tile.channels >= 32 * tile.warps or tile.warps == 1
+            assert default(p, launch) == candidates(p, launch)[0]
+
+
+def test_replaced_settings_are_another_plan():
+    assert plan(product()["backward"], dataclasses.replace(Config(), scatter="edge"))[0].mode == "edge"
