@@ -39,7 +39,7 @@ POINTER = {"f32": "*fp32", "f64": "*fp64", "bf16": "*bf16"}
 
 def compiled(product: Product, launch: Launch, tile: Tile) -> bytes:
     """The cubin of a launch."""
-    kernel = generate(product.only([product.outputs[n] for n in launch.outputs]), launch.mode, launch.ranks)
+    kernel = generate(product.only([product.outputs[n] for n in launch.outputs]), launch.mode, launch.ranks, product.form.channels % tile.channels == 0)
     function = modules.load(kernel.source, NAME)
     signature: dict[str, str] = {}
     constants: dict[str, Any] = {"ROWS": tile.rows, "CHANNELS": tile.channels, "ACC": tl.float64 if product.dtype == "f64" else tl.float32}
@@ -91,20 +91,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--products", default="0,3,3;1,3,3;2,3,3;1,1,1;2,2,2;3,3,3")
     parser.add_argument("--channels", type=int, default=64)
-    parser.add_argument("--kind", choices=("csr", "edge", "rows", "f64", "bf16"), default="csr")
+    parser.add_argument("--kinds", default="csr", help="of csr,edge,rows,f64,bf16")
     parser.add_argument("--tile", help="rows,channels,warps instead of the default")
     given = parser.parse_args()
-    dtype = given.kind if given.kind in ("f64", "bf16") else "f32"
-    edges = given.kind != "rows"
-    for ranks in given.products.split(";"):
-        l1, l2, top = map(int, ranks.split(","))
-        form = Form(l1, l2, given.channels, 1 if edges else given.channels, paths(l1, l2, top), False)
-        for what, product in passes(form, not edges, edges, dtype).items():
-            for launch in plan(product, Config(scatter="edge" if given.kind == "edge" else "csr")):
-                tile = Tile(*map(int, given.tile.split(","))) if given.tile else default(product, launch)
-                row = statistics(compiled(product, launch, tile))
-                print(json.dumps({"ranks": ranks, "pass": what, "walk": launch.mode, "into": launch.ranks, "tile": tile,
-                                  "outputs": [product.outputs[n].target for n in launch.outputs], **row}), flush=True)
+    for kind in given.kinds.split(","):
+        for ranks in given.products.split(";"):
+            report(kind, ranks, given)
+
+
+def report(kind: str, ranks: str, given: argparse.Namespace) -> None:
+    """A line for each kernel of a product's three passes."""
+    dtype = kind if kind in ("f64", "bf16") else "f32"
+    edges = kind != "rows"
+    l1, l2, top = map(int, ranks.split(","))
+    form = Form(l1, l2, given.channels, 1 if edges else given.channels, paths(l1, l2, top), False)
+    for what, product in passes(form, not edges, edges, dtype).items():
+        for launch in plan(product, Config(scatter="edge" if kind == "edge" else "csr")):
+            tile = Tile(*map(int, given.tile.split(","))) if given.tile else default(product, launch)
+            row = statistics(compiled(product, launch, tile))
+            print(json.dumps({"kind": kind, "ranks": ranks, "pass": what, "walk": launch.mode, "into": launch.ranks, "tile": tile,
+                              "outputs": [product.outputs[n].target for n in launch.outputs], **row}), flush=True)
 
 
 if __name__ == "__main__":

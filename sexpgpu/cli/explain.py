@@ -60,7 +60,7 @@ class Asked:
 @click.option("--variant", metavar="NAME", help="Knob values of a defvariant.")
 @click.option("--set", "sets", metavar="NAME=VALUE", multiple=True, help="A knob's value; may be given several times.")
 @click.option("--ir", is_flag=True, help="Also print the graph of each run.")
-@click.option("--after", metavar="STAGE", help="Print a stage: forms, expanded, ir, differentiated, precision, simplified.")
+@click.option("--after", metavar="STAGE", help="Print a stage: forms, expanded, ir, differentiated, precision, simplified; of cuda: fused, plan, triton.")
 @click.option("--diff", nargs=2, metavar="A B", help="What differs between two stages or variants of FILE, or between two files, or a file and a checkpoint.")
 @click.option("--why", metavar="PATH", help="Which knobs and lines decide this parameter.")
 @click.option("--device", metavar="DEVICE", default="cpu", help="Estimate the step time for cpu (the default) or h200.")

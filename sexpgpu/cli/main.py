@@ -91,10 +91,10 @@ def perform(arguments: Sequence[str]) -> int:
         return result if isinstance(result, int) else 0
     except BrokenPipeError:
         return _broken_pipe(arguments)
-    except SystemExit as end:  # click's own answer to a broken pipe, which would read as findings
-        if isinstance(end.__context__, BrokenPipeError):
-            return _broken_pipe(arguments)
-        raise
+    except SystemExit as end:
+        if end.code != 1:  # a signal's
+            raise
+        return _broken_pipe(arguments)  # click's own answer to a broken pipe, which would read as findings
     except Exception as error:
         return _guarded(error, arguments)
     except KeyboardInterrupt:
@@ -167,7 +167,7 @@ def _broken_pipe(arguments: Sequence[str]) -> int:
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
         except (OSError, ValueError):
             pass
-    return 3 if "run" in arguments[:1] else 0
+    return 3 if "run" in arguments[:1] and not {"-h", "--help"} & set(arguments) else 0
 
 
 def bug(error: Exception, arguments: Sequence[str]) -> int:

@@ -175,12 +175,12 @@ def among(planned: Any, loaded: Any, chosen: Any, count: int, settings: Settings
     """The plan as one of several ranks has it: met with the others, its program over a part of the batch."""
     compiler, ranks = stage("compiler"), member.place.ranks
     facts = stage("facts")(planned, member.place, settings.device, settings.node_gradients)
-    team = stage("join")(member.place, member, facts, settings.device, settings.node_gradients)
+    team = stage("join")(member.place, member, facts, settings.device, settings.node_gradients, count)
     data = replace(chosen.data, parts=chosen.accumulate * ranks)
     run = stage("measured")(replace(chosen, data=data))
     graphs = None if data.source.structures else planned.step_graphs  # packed again for one rank, a batch is of other sizes
     return replace(planned, run=run, team=team, step_graphs=graphs,
-                   compile=lambda: compiler.program(compiler.stages(loaded, run, settings.device, ranks), settings.device, count, team=team.collectives))
+                   compile=lambda: compiler.program(compiler.stages(loaded, run, settings.device, ranks), settings.device, team.threads, team=team.collectives))
 
 
 REHEARSAL = 2  # steps: the second one has optimizer state

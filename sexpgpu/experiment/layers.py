@@ -9,7 +9,7 @@ from typing import Any
 
 from sexpgpu.diagnostics import problem, suggestion
 from sexpgpu.experiment.trace import NAME, TAP_NAME, Trace, text
-from sexpgpu.forms import ListForm, Literal, Symbol
+from sexpgpu.forms import ListForm, Symbol
 from sexpgpu.ir import DTYPES
 from sexpgpu.lisp.parameters import check_keys
 from sexpgpu.lisp.tensors import NODE_UNITS, origin, real
@@ -255,8 +255,6 @@ def deflayer(ev: Any, form: ListForm, env: Any) -> Any:
     if not NAME.match(items[1].name):
         raise ev.error("E-EVAL-104", "a layer's name is part of model paths: letters, digits and . _ + -", items[1])
     closure = ev.make_closure(items[1].name, items[2], items[3:], env, form.span)
-    if isinstance(items[3], Literal) and isinstance(items[3].value, str) and not getattr(closure, "doc", ""):
-        closure.doc = items[3].value
     layer = LayerFunction(closure)
     env.define(items[1].name, layer, items[1].span)
     return layer

@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from sexpgpu.diagnostics import fail, note_warning, render
+from sexpgpu.diagnostics import Diagnostic, fail, note_warning, render
 from sexpgpu.run.data.cache import size
 from sexpgpu.run.storage.file import step_folders
 
@@ -28,12 +28,19 @@ def state_bytes(schema: Mapping[str, tuple[str, tuple[int, ...]]]) -> int:
 
 
 def check_disk(location: str, schema: Mapping[str, tuple[str, tuple[int, ...]]], keep: int, best: bool, say: Callable[[str], None]) -> None:
+    """`need`, its warning said."""
+    warning = need(location, schema, keep, best)
+    if warning is not None:
+        say(render(warning))
+
+
+def need(location: str, schema: Mapping[str, tuple[str, tuple[int, ...]]], keep: int, best: bool) -> Diagnostic | None:
     """E-DATA-016 where not even one checkpoint fits; a warning with the numbers where not all that are kept will.
 
     A new checkpoint is whole before an old one goes: `keep`, one more, and the best one. Buckets have no disk to look at.
     """
     if "://" in location:
-        return
+        return None
     root = Path(location)
     try:
         there = len(step_folders(root))
@@ -41,14 +48,14 @@ def check_disk(location: str, schema: Mapping[str, tuple[str, tuple[int, ...]]],
             root = root.parent
         free = shutil.disk_usage(root).free
     except OSError:
-        return  # what is wrong with the location is told when it is opened
+        return None  # what is wrong with the location is told when it is opened
     one = state_bytes(schema)
     if one > free:
         fail("E-DATA-016", f"a checkpoint takes {size(one)}, and {root} has {size(free)} free",
              help=("free some space, or name a folder on another disk: --checkpoint-dir",))
     most = keep + 1 + best
-    need = one * max(1, most - there)
-    if need > free:
-        say(render(note_warning(
-            "E-DATA-016", f"the {most} checkpoints that lie there at most take {size(one * most)}, {there} of them are there, and {root} has "
-            f"{size(free)} free", help="a smaller :keep, or --checkpoint-dir on another disk")))
+    if one * max(1, most - there) <= free:
+        return None
+    return note_warning(
+        "E-DATA-016", f"the {most} checkpoints that lie there at most take {size(one * most)}, {there} of them are there, and {root} has "
+        f"{size(free)} free", help="a smaller :keep, or --checkpoint-dir on another disk")

@@ -76,8 +76,8 @@ class Seen:
 def read_status(path: str | Path, now: float | None = None) -> Seen:
     """The status file at `path`, judged by its pid, host and the time of its text. E-RUN-021 if there is none."""
     try:
-        with open(path, "rb") as file:
-            facts = json.loads(file.read(MAX_BYTES))
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:  # a pipe is no wait
+            facts = json.loads(file.read(MAX_BYTES) or b"")
     except OSError as error:
         fail("E-RUN-021", f"the status file {path} cannot be read: {error.strerror}", help="give the path after --status of a run")
     except (ValueError, RecursionError):

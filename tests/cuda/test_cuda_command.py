@@ -76,6 +76,21 @@ def test_a_device_is_no_part_of_the_trajectory(folder: Path) -> None:
     assert "device was cpu, is cuda (interpreted)" in (done.stderr + (folder / "c/step-3/manifest.json").read_text())
 
 
+def test_a_potential_of_packed_structures(folder: Path) -> None:
+    """Buckets of capacities, statistics of the data, tensor products, and a gradient inside the loss."""
+    shutil.copy(ROOT / "examples/potential.lisp", folder)
+    for file in (ROOT / "examples/data").glob("*xyz*"):
+        shutil.copy(file, folder / "data")
+    small = ["--set", "channels=2", "--set", "hidden=4", "--set", "batch=4", "--eval-every", "0", "--steps", "3", "--metrics", "stdout"]
+    losses = []
+    for device in ("cuda", "cpu"):
+        done = sexpgpu(folder, "run", "potential.lisp", *small, "--device", device)
+        assert done.returncode == 0, done.stderr
+        found = [r for r in map(json.loads, done.stdout.splitlines()) if r["type"] == "metric" and r["name"] in ("loss", "gradient-norm")]
+        losses.append([r["value"] for r in found])
+    assert losses[0] and np.allclose(*losses, rtol=2e-5)
+
+
 def test_too_little_memory(folder: Path) -> None:
     done = sexpgpu(folder, "run", "e.lisp", *SMALL, SEXPGPU_MEMORY="0.05")
     assert done.returncode == 2 and "E-MEM-002" in done.stderr and "plan: " in done.stderr and "perceptron" in done.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -37,7 +38,7 @@ LINES = {
     "run": "run {}", "eval": "eval {} --resume ck", "predict": "predict p.lisp f --resume ck/step-3 --input {} --out y.npz", "export": "export {} w.safetensors",
     "data tokenize": "data tokenize {} --vocab 300 --out tok", "data build": "data build {} --out man", "data inspect": "data inspect {}",
     "data verify": "data verify {}", "autopsy": "autopsy {}", "check": "check {}", "explain": "explain {}", "doctor": "doctor {}", "repl": "repl {}",
-    "status": "status {}", "plot": "plot {}", "metrics push": "metrics push {}",
+    "status": "status {}", "profile": "profile {}", "plot": "plot {}", "metrics push": "metrics push {}",
 }  # fmt: skip
 
 
@@ -47,6 +48,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("SYVAIN_METRICS_API_KEY", "k")
     monkeypatch.setenv("SYVAIN_METRICS_HOST", "http://127.0.0.1:9")
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
     (tmp_path / "d.csv").write_text(CSV, "utf-8")
     (tmp_path / "p.lisp").write_text(GOOD, "utf-8")
 
@@ -131,7 +133,7 @@ def test_a_full_disk_behind_the_output(words: tuple[str, ...]) -> None:
 @pytest.mark.parametrize("words", [("repl",), ("status", "s.json")], ids=str)
 def test_ctrl_c(words: tuple[str, ...]) -> None:
     """A command that waits ends quietly at the first Ctrl-C; at a terminal, `status` leaves with what it has."""
-    facts = {"state": "running", "slug": "s", "run": "r", "step": 1, "steps": 2, "updated": time.time(), "pid": os.getpid(), "host": os.uname().nodename}
+    facts = {"state": "running", "slug": "s", "run": "r", "run_id": "i", "step": 1, "steps": 2, "updated": time.time(), "pid": os.getpid(), "host": os.uname().nodename}
     Path("s.json").write_text(json.dumps(facts), "utf-8")
     main_end, child_end = os.openpty()
     quiet = {"NO_COLOR": "1", "TERM": "dumb", "COLUMNS": "20"}

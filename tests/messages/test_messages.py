@@ -133,6 +133,11 @@ def test_a_consequence_is_no_second_mistake(tmp_path: Path) -> None:
     assert [d.code for d in checked(tmp_path, GOOD.replace('"optim"', '"optimm"'))] == ["E-EVAL-011"]
 
 
+def test_a_layer_whose_body_is_a_text(tmp_path: Path) -> None:
+    """Its value, and no docstring: found by fuzzing."""
+    assert [d.code for d in checked(tmp_path, GOOD.replace('(linear (relu (linear x width :name "in")) 5 :name "out")', '"a text"'))] == ["E-EVAL-114"]
+
+
 def names(found: list[Diagnostic]) -> list[str]:
     return [d.message.split("`")[1] for d in found if d.code == "E-EVAL-001"]
 

@@ -9,6 +9,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support_ranks import Process, alive, farthest, points, run, status, until, write
@@ -62,19 +63,26 @@ def listening(space: str) -> list[str]:
     return [".".join(str(int(r[1][i : i + 2], 16)) for i in (6, 4, 2, 0)) for r in rows if r[3] == "0A"]
 
 
-def test_two_nodes_train_as_one_device_does_and_a_signal_to_either_stops_both(tmp_path, spaces):
-    folders = both(tmp_path, LONG)
-    write(tmp_path / "one", steps=20)
-    with run(tmp_path / "one", ranks=1) as alone:
+@pytest.fixture(scope="module")
+def one(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[Any, ...], Any]:
+    """The points of one device, 20 steps."""
+    folder = tmp_path_factory.mktemp("one")
+    write(folder, steps=20)
+    with run(folder, ranks=1) as alone:
         assert alone.wait() == 0, alone.text()
+    return points(folder)
+
+
+def test_two_nodes_train_as_one_device_does_and_a_signal_to_either_stops_both(tmp_path, spaces, one):
+    folders = both(tmp_path, LONG)
     with node(0, folders[0], spaces[0], "--checkpoint-dir", "ck") as a, node(1, folders[1], spaces[1], "--checkpoint-dir", "ck") as b:
         until(lambda: (status(folders[0]).get("step") or 0) >= 20, a)
         assert set(listening(spaces[0])) == {"10.213.7.1"} and set(listening(spaces[1])) <= {"10.213.7.2"}
         os.kill(b.pid, signal.SIGTERM)
         assert a.wait() == 4, a.text()
         assert b.wait() == 4, b.text()
-    one, two = points(tmp_path / "one"), points(folders[0])
-    assert farthest({k: v for k, v in one.items() if k[3] <= 20}, {k: v for k, v in two.items() if k in one})[0] < 1e-5
+    two = points(folders[0])
+    assert farthest(one, {k: v for k, v in two.items() if k in one})[0] < 1e-5
     step = status(folders[0])["step"]
     assert [p.name for p in (folders[0] / "ck").glob("step-*")].count(f"step-{step}") == 1 and not (folders[1] / "ck").exists()
     assert not (folders[1] / "m.jsonl").exists()
@@ -96,14 +104,10 @@ def test_a_link_that_drops_ends_both_nodes_in_time(tmp_path, spaces):
     assert not alive(pids) and status(folders[0])["error"]["code"] == "E-RUN-061"
 
 
-def test_gradients_rounded_between_nodes_train_nearly_the_same(tmp_path, spaces):
-    folders = both(tmp_path, 10)
-    write(tmp_path / "one", steps=10)
-    with run(tmp_path / "one", ranks=1) as alone:
-        assert alone.wait() == 0, alone.text()
+def test_gradients_rounded_between_nodes_train_nearly_the_same(tmp_path, spaces, one):
+    folders = both(tmp_path, 20)
     with node(0, folders[0], spaces[0], SEXPGPU_NODE_GRADIENTS="bf16", ranks=2) as a, node(1, folders[1], spaces[1], SEXPGPU_NODE_GRADIENTS="bf16", ranks=2) as b:
         assert a.wait() == 0, a.text()
         assert b.wait() == 0, b.text()
-    one, two = points(tmp_path / "one"), points(folders[0])
-    far = farthest(one, two)[0]
+    far = farthest(one, points(folders[0]))[0]
     assert 1e-6 < far < 0.05, far

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -10,6 +14,7 @@ import pytest
 from sexpgpu.compiler import mixes, train_graph
 from sexpgpu.diagnostics import SexpError
 from sexpgpu.experiment.load import Selection, choose_run, load
+from sexpgpu.run.ranks.agree import AgreedControls, Shares
 from sexpgpu.run.ranks.judge import DEADLINES, Judge, Verdict, deadlines
 from sexpgpu.run.ranks.layout import Layout, layout_of
 from sexpgpu.run.ranks.probe import Probe
@@ -254,3 +259,93 @@ def test_what_takes_samples_together_is_said(tmp_path, layer, mixing):
     assert [d.code for d in found] == (["W-RUN-004"] if mixing else [])
     if mixing:
         assert "each micro-batch of 4 alone" in found[0].message
+
+
+# --- decisions that ranks make alike ---
+
+
+class Together:
+    """The collectives of `count` ranks in threads of one process."""
+
+    def __init__(self, count: int):
+        self.barrier, self.slots, self.count = threading.Barrier(count), [[] for _ in range(count)], count
+
+    def of(self, rank: int) -> Any:
+        return Seat(self, rank)
+
+    def gather(self, rank: int, values: list[Any]) -> list[list[Any]]:
+        self.barrier.wait()
+        self.slots[rank] = list(values)
+        self.barrier.wait()
+        return list(self.slots)
+
+
+@dataclass
+class Seat:
+    table: Together
+    rank: int
+
+    def sum_floats(self, values: list[float]) -> list[float]:
+        return [math.fsum(column) for column in zip(*self.table.gather(self.rank, values), strict=True)]
+
+    def begin_largest(self, values: list[int]) -> Any:
+        return lambda: [max(column) for column in zip(*self.table.gather(self.rank, values), strict=True)]
+
+
+class Batches:
+    """An evaluation of `count` batches, each its own number."""
+
+    def __init__(self, count: int):
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def batch(self, number: int) -> int:
+        return number
+
+
+@pytest.mark.parametrize("batches", [0, 1, 2, 3, 7])
+def test_batches_of_an_evaluation_are_joined_in_order_with_the_same_bits(batches):
+    def value(number: int) -> dict[str, tuple[float, float]]:
+        return {"a": (1 / (number + 3), 0.1 + number), "b": (math.nan if number == 5 else number * 1e-30, 1.0)}
+
+    table = Together(3)
+
+    def rank(number: int) -> tuple[int, list[dict[str, tuple[float, float]]]]:
+        shares = Shares(Batches(batches), number, 3)
+        rounds = list(shares)
+        return len(rounds), shares.joined(table.of(number), ["a", "b"], [{} if n is None else value(n) for n in rounds])
+
+    with ThreadPoolExecutor(3) as pool:
+        found = list(pool.map(rank, range(3)))
+    wanted = [value(n) for n in range(batches)]
+    for rounds, joined in found:
+        assert rounds == -(-batches // 3) and repr(joined) == repr(wanted)
+
+
+def test_a_signal_to_one_rank_stops_all_at_the_same_question():
+    table = Together(2)
+
+    def rank(number: int) -> int:
+        signals = Fake()
+        controls = AgreedControls(signals, table.of(number))
+        for question in range(1, 20):
+            if number == 1 and question == 7:
+                signals.stop = 15
+            if controls.stopping() is not None:
+                return question
+        return 0
+
+    with ThreadPoolExecutor(2) as pool:
+        assert set(pool.map(rank, range(2))) == {8}  # one question later: each answer was begun at the one before
+
+
+class Fake:
+    stop: int | None = None
+
+    def stopping(self) -> int | None:
+        return self.stop
+
+    def take_save_request(self) -> bool:
+        return False

@@ -77,6 +77,7 @@ def say() -> Heard:
     (",zork", "E-RUN-080"),
     (",run 3", "E-RUN-080"),
     (",run ten", "E-RUN-080"),
+    ("(step)", "0  i32[]"),
     (",load", "E-RUN-080"),
     (",load 'x", "E-RUN-080"),
     (",load no-such-file.lisp", "E-READ-014"),
@@ -86,6 +87,16 @@ def say() -> Heard:
 ])
 def test_one_input(say: Heard, text: str, printed: str) -> None:
     assert say(text) == printed
+
+
+def test_a_tensor_without_a_value(say: Heard) -> None:
+    """A statistic has its value from a run's data."""
+    from sexpgpu.lisp.values import Tensor
+    from sexpgpu.ops import build
+
+    say.session.ev.main.env.define("unknown", Tensor(build("statistic", name="scale", data="d", shape=(), dtype="f32")))
+    assert say("(* 2 unknown)") == "E-RUN-081"
+    assert say(",shape (* 2 unknown)") == "f32[]"
 
 
 def test_definitions_macros_and_knobs(say: Heard) -> None:

@@ -17,6 +17,8 @@ from sexpgpu.diagnostics import SexpError
 from sexpgpu.run.checkpoints.find import at_path
 from sexpgpu.run.session import execute
 from sexpgpu.run.signals import Signals
+from sexpgpu.run.storage import grant
+from sexpgpu.settings import read
 
 CLOCK = ("step-seconds", "samples-per-second", "tokens-per-second")
 
@@ -167,6 +169,7 @@ def test_unknown_format(tmp_path):
 
 
 def test_refusals_of_locations(tmp_path):
+    grant(read({}))  # no S3, whatever other tests of this process had
     go(tmp_path, steps=20)
     refused("E-CKPT-007", lambda: go(tmp_path))
     refused("E-CKPT-009", lambda: go(tmp_path, resume="ck/step-14"))

@@ -5,7 +5,9 @@ Paths and keys are raw: nothing in them is percent-decoded, so a key with a lite
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,11 +38,14 @@ class LocalPlace:
         return str(self.path)
 
     def stat(self) -> Found | None:
-        """None where there is no such file; raises OSError otherwise."""
+        """None where there is no such file; raises OSError otherwise. A pipe or device would never end."""
         try:
-            return Found(os.stat(self.path).st_size)
+            found = os.stat(self.path)
         except (FileNotFoundError, NotADirectoryError):
             return None
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(errno.EINVAL, "it is a folder or device, not a file")
+        return Found(found.st_size)
 
     def chunks(self) -> Iterator[bytes]:
         """The bytes in pieces; raises OSError."""

@@ -27,7 +27,7 @@ class Tail:
     """Follows a file that grows by whole lines. A last line without its end is left for a later `read`."""
 
     def __init__(self, path: str | Path):
-        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe nobody writes to is no wait, but an error of `read`
         self._offset = 0
 
     def read(self) -> list[dict[str, Any]]:
@@ -60,10 +60,11 @@ def _record(line: bytes) -> dict[str, Any] | None:
         return None
     if not isinstance(found, dict) or not isinstance(found.get("run_id"), str):
         return None
-    fields = _COMMON | _FIELDS.get(found.get("type") if isinstance(found.get("type"), str) else "", {})
+    kind = found.get("type")
+    fields = _COMMON | (_FIELDS.get(kind, {}) if isinstance(kind, str) else {})
     if any(name in found and type(found[name]) not in kinds for name, kinds in fields.items()):
         return None
-    if found.get("type") == "metric" and (not {"name", "step"} <= found.keys() or abs(found.get("value") or 0) > MOST or abs(found["step"]) > 1 << 62):
+    if kind == "metric" and (not {"name", "step"} <= found.keys() or abs(found.get("value") or 0) > MOST or abs(found["step"]) > 1 << 62):
         return None
     return found
 

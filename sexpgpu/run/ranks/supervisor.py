@@ -435,7 +435,8 @@ class _Supervisor:
                 for line in child.lines:
                     self.say(line if line.startswith("{") else f"[rank {child.rank}] {line}")
         if verdict.told and here:  # its rank has said it
-            self.say(f"the run ends: {verdict.message.partition(':')[0]} failed")
+            where = verdict.notes if verdict.exit_code == 3 and verdict.code != "E-RUN-001" else ()  # a mistake of the program is every rank's
+            self.say("\n".join([f"the run ends: {verdict.message.partition(':')[0]} failed", *(f"  {line}" for line in where)]))
             return verdict.exit_code
         raise verdict.error()
 

@@ -23,11 +23,12 @@ from sexpgpu.run.ranks.member import Member
 
 @dataclass(frozen=True)
 class Team:
-    """`collectives` is what a program is given."""
+    """`collectives` is what a program is given; `threads`: rank 0's number, which every rank takes."""
 
     place: Place
     member: Member
     collectives: Collectives
+    threads: int = 1
 
     def feeds(self, feeds: Feeds) -> Feeds:
         """A rank's feeds, its evaluations' batches dealt out."""
@@ -63,13 +64,13 @@ def text_facts(texts: Iterable[SourceText]) -> dict[str, str]:
     return {f"the text of {t.name}": hashlib.sha256(t.text.encode()).hexdigest()[:16] for t in texts}
 
 
-def join(place: Place, member: Member, facts: Mapping[str, str], device: str, wire: str) -> Team:
+def join(place: Place, member: Member, facts: Mapping[str, str], device: str, wire: str, threads: int = 1) -> Team:
     """Meets the other ranks, and makes the collectives; ends the process where their facts differ from rank 0's."""
     said: dict[str, Any] = dict(facts)
     listening = None
     if place.rank == 0:
         listening = listen(place.address)
-        said["_store"] = list(listening.getsockname()[:2])
+        said |= {"_store": list(listening.getsockname()[:2]), "_threads": threads}
     answer = member.meet("start", said)
     store = (str(answer["_store"][0]), int(answer["_store"][1]))
-    return Team(place, member, Collectives(place, member, store, place.address, device, wire, listening))
+    return Team(place, member, Collectives(place, member, store, place.address, device, wire, listening), int(answer["_threads"]))

@@ -140,7 +140,7 @@ def _may(home: _Group, new: _Group, *all_: list[_Group]) -> bool:
 
 def _rebuilt(results: Mapping[str, Node], groups: list[_Group], origins: Origins | None) -> dict[str, Node]:
     home: dict[Node, tuple[_Group, int]] = {}
-    operands: dict[int, list[Node]] = {}
+    operands: dict[int, list[tuple[str, Node]]] = {}
     for group in groups:
         if len(group.members) == 1 and len(group.members[0].products) == 1:
             continue
@@ -150,7 +150,7 @@ def _rebuilt(results: Mapping[str, Node], groups: list[_Group], origins: Origins
             for p in s.products:
                 for slot, x in _filled(p).items():
                     seen.setdefault((slot, x))
-        operands[id(group)] = list(seen)  # type: ignore[arg-type]
+        operands[id(group)] = list(seen)
     done: dict[Node, Node] = {}
     stack = list(results.values())
     while stack:
@@ -158,16 +158,17 @@ def _rebuilt(results: Mapping[str, Node], groups: list[_Group], origins: Origins
         if node in done:
             stack.pop()
             continue
-        group, number = home.get(node, (None, 0))
+        found = home.get(node)
         below = list(node.inputs)
-        if group is not None:
-            below = [x for _, x in operands[id(group)]] + list(group.members[0].products[0].inputs[3:]) + group.members[number].others  # type: ignore[misc]
-        waiting = [x for x in below if x not in done]
+        if found is not None:
+            group, number = found
+            below = [x for _, x in operands[id(group)]] + list(group.members[0].products[0].inputs[3:]) + group.members[number].others
+        waiting = [b for b in below if b not in done]
         if waiting:
             stack += waiting
             continue
         stack.pop()
-        new = _made(node, done) if group is None else _joint(group, number, operands[id(group)], done)
+        new = _made(node, done) if found is None else _joint(*found, operands[id(found[0])], done)
         if origins is not None and new is not node and node in origins.table:
             origins.add(new, origins.of(node))
         done[node] = new

@@ -65,10 +65,10 @@ class Runner:
         f = product.form
         return product.dtype in TORCH and max(f.first, f.second, f.top) <= self.config.l_max
 
-    def function(self, product: Product, launch: Launch) -> tuple[Any, Any]:
+    def function(self, product: Product, launch: Launch, tile: Tile) -> tuple[Any, Any]:
         """The compiled function of a launch, and how it takes its arguments."""
         part = product.only([product.outputs[n] for n in launch.outputs])
-        key = part, launch.mode, launch.ranks
+        key = part, launch.mode, launch.ranks, product.form.channels % tile.channels == 0
         if key not in self._functions:
             kernel = generate(*key)
             text = self.cache.source(repr(key), lambda: kernel.source)
@@ -131,7 +131,7 @@ class _Outputs:
             for tensor in made:
                 tensor.zero_()
             return
-        function, kernel = self.runner.function(product, launch)
+        function, kernel = self.runner.function(product, launch, tile)
         index: list[Any] = []
         if looped:
             assert edges is not None

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from sexpgpu.backends.cuda.cartesian.config import Config
 from sexpgpu.backends.cuda.cartesian.product import Output, Product
 
-REGISTERS = 125  # values that may live through a loop, a thread, before ptxas spills (f64: half); docs/decisions/0030
+REGISTERS = 125  # values that may live through a loop, a thread, before ptxas spills (f64: half); docs/decisions/0042
 HELD = 40  # components of cotangents that a walk by receivers holds without want of registers
 
 

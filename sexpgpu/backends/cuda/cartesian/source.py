@@ -18,7 +18,7 @@ from sexpgpu.backends.cuda.cartesian.product import Output, Product
 from sexpgpu.ops.cartesian.algebra import Path, Term, terms
 
 NAME = "product"
-AHEAD = 2  # paths whose loads stand before the stores of an earlier one
+AHEAD = 2  # paths whose loads stand before the stores of an earlier one; 1 where many operands crowd the registers
 AT_NODE = {"receiver": "result", "sender": "a"}
 
 
@@ -32,9 +32,9 @@ class Kernel:
 
 
 @cache
-def generate(product: Product, mode: str, ranks: tuple[int, ...]) -> Kernel:
-    """The kernel that makes the product's outputs from the paths into these result ranks."""
-    return _Writer(product, mode, ranks).write()
+def generate(product: Product, mode: str, ranks: tuple[int, ...], whole: bool = False) -> Kernel:
+    """The kernel that makes the product's outputs from the paths into these result ranks. whole: its tiles divide the channels."""
+    return _Writer(product, mode, ranks, whole).write()
 
 
 def _coefficient(value: Fraction, name: str) -> str:
@@ -48,8 +48,8 @@ def _sum(parts: Iterable[str]) -> str:
 
 
 class _Writer:
-    def __init__(self, product: Product, mode: str, ranks: tuple[int, ...]):
-        self.p, self.mode, self.ranks = product, mode, ranks
+    def __init__(self, product: Product, mode: str, ranks: tuple[int, ...], whole: bool):
+        self.p, self.mode, self.ranks, self.whole = product, mode, ranks, whole
         self.paths = [(n, path) for n, path in enumerate(product.form.paths) if path.result in ranks]
         self.head: list[str] = []  # before the loop
         self.body: list[str] = []  # a row of edges
@@ -87,8 +87,9 @@ class _Writer:
         self._accumulators()
         needs = [self._needs(n, path) for n, path in self.paths]
         pending = [sorted(need) for need in needs]
+        reach = AHEAD if len(self.used) <= 4 else 1
         for at, (n, path) in enumerate(self.paths):
-            for ahead in range(at, min(at + AHEAD + 1, len(pending))):
+            for ahead in range(at, min(at + reach + 1, len(pending))):
                 for key in pending[ahead]:
                     self._load(*key)
                 pending[ahead] = []
@@ -123,7 +124,7 @@ class _Writer:
             "block = tl.program_id(1)",
             "slot = tl.program_id(2)",
             "ch = block * CHANNELS + tl.arange(0, CHANNELS)[None, :]",
-            f"inside = ch < {self.c}",
+            *(() if self.whole else (f"inside = ch < {self.c}",)),
             "line = tl.arange(0, ROWS)[:, None]",
         ]
         if self.looped:
@@ -136,15 +137,17 @@ class _Writer:
                 "begin += slot * span",
                 "end = tl.minimum(begin + span, end)",
                 f"{own} = node.to(tl.int64)",
-                "next_edge = tl.load(order + begin + line, mask=begin + line < end, other=0).to(tl.int64)",
-                "next_other = tl.load(others + begin + line, mask=begin + line < end, other=0).to(tl.int64)",
+                "place = tl.minimum(begin + line, end - 1)",
+                "next_edge = tl.load(order + place, mask=place >= begin, other=0).to(tl.int64)",
+                "next_other = tl.load(others + place, mask=place >= begin, other=0).to(tl.int64)",
             ]
             self.body += [
                 "live = at + line < end",
                 "edge = next_edge",
                 f"{other} = next_other",
-                "next_edge = tl.load(order + at + ROWS + line, mask=at + ROWS + line < end, other=0).to(tl.int64)",
-                "next_other = tl.load(others + at + ROWS + line, mask=at + ROWS + line < end, other=0).to(tl.int64)",
+                "place = tl.minimum(at + ROWS + line, end - 1)",
+                "next_edge = tl.load(order + place).to(tl.int64)",
+                "next_other = tl.load(others + place).to(tl.int64)",
             ]
         else:
             self.body += ["edge = node.to(tl.int64) * ROWS + line", "live = edge < edges"]
@@ -154,7 +157,7 @@ class _Writer:
                     self.body.append(f"{what} = tl.minimum(tl.maximum({what}, 0), count - 1)")
             else:
                 self.body += ["sender = edge", "receiver = edge"]
-        self.body.append("full = live & inside")
+        self.body.append("full = live" if self.whole else "full = live & inside")
         for number in self.used:
             slot = self.p.slots[number]
             lines = self.head if self._hoisted(slot) else self.body
@@ -178,7 +181,7 @@ class _Writer:
             return
         slot = self.p.slots[number]
         hoisted = self._hoisted(slot)
-        mask = ("inside" if not self.single(slot) else "") if hoisted else "live" if self.single(slot) else "full"
+        mask = self._mask(slot, hoisted)
         policy = ', eviction_policy="evict_first"' if slot == "weights" and not self.p.shared else ""
         place = f"p{number} + {component * self.p.channels(slot)}"
         text = f"tl.load({place}, mask={mask}, other=0.0{policy})" if mask else f"tl.load({place})"
@@ -187,6 +190,14 @@ class _Writer:
         name = f"x{number}_{component}"
         self.put(f"{name} = {text}", self.head if hoisted and self.looped else self.body)
         self.loads[number, component] = name
+
+    def _mask(self, slot: str, hoisted: bool) -> str:
+        """What keeps a load within its tensor and its tile. Rows past a node's last edge have weights of 0 and read that
+        edge again for the rest, so that only the weights need the test; shared weights cannot be 0 for some rows."""
+        inside = "" if self.single(slot) or self.whole else "inside"
+        if hoisted or (self.looped and slot != "weights" and not self.p.shared):
+            return inside
+        return "full" if inside else "live"
 
     def _value(self, number: int, component: int) -> str:
         self._load(number, component)
@@ -208,16 +219,17 @@ class _Writer:
         size = self.p.components(slot) * self.p.channels(slot)
         step = "" if self.single(slot) else " + ch"
         place = f"o{number} + {row} * {size} + {component * self.p.channels(slot)}{step}"
+        mask = f", mask={mask}" if mask else ""
         if atomic:
-            self.put(f'tl.atomic_add({place}, {value}, mask={mask}, sem="relaxed")', lines)
+            self.put(f'tl.atomic_add({place}, {value}{mask}, sem="relaxed")', lines)
             return
         if self.p.dtype == "bf16":
             self.put(f"if LOW{number}:", lines)
-            self.put(f"    tl.store({place}, to_bf16({value}), mask={mask})", lines)
+            self.put(f"    tl.store({place}, to_bf16({value}){mask})", lines)
             self.put("else:", lines)
-            self.put(f"    tl.store({place}, {value}, mask={mask})", lines)
+            self.put(f"    tl.store({place}, {value}{mask})", lines)
             return
-        self.put(f"tl.store({place}, {value}, mask={mask})", lines)
+        self.put(f"tl.store({place}, {value}{mask})", lines)
 
     # --- sums ---
 
@@ -255,7 +267,7 @@ class _Writer:
             grouped, atomic = self._grouped(o), False
             lines = self.tail if grouped else self.body
             if grouped:
-                row, mask = "program", "inside"
+                row, mask = "program", "" if self.whole else "inside"
             else:
                 row, mask = self._row(o.target) if not self.looped else "edge", "full"
                 atomic = self.mode == "edge" and o.target in ("a", "result")
@@ -449,8 +461,8 @@ class _Writer:
                             self.outer[key] = self.name(_sum(f"{self._value(f['a'], i)} * {self._value(f['b'], j)}" for f in own))
                         outer[i, j] = self.outer[key]
                     by_row = defaultdict(list)
-                    for e, value in entries:
-                        by_row[e["result"]].append(_coefficient(value, outer[e["a"], e["b"]]))
+                    for e, factor in entries:
+                        by_row[e["result"]].append(_coefficient(factor, outer[e["a"], e["b"]]))
                     for k, parts in by_row.items():
                         self._add(number, k, f"{self._value(w, n)} * ({_sum(parts)})")
             elif o.target in ("a", "b"):

@@ -89,7 +89,7 @@ class Kept:
 
     def tile(self, product: Product, launch: Launch) -> Tile | None:
         found = self.choices.get(self.key(product, launch))
-        return Tile(*found) if _three(found) else None
+        return Tile(*found) if found is not None and _three(found) else None
 
     def walk(self, product: Product) -> str | None:
         """`sender` or `receiver`, of a product's gradients."""

@@ -1,0 +1,57 @@
+"""Checks that need a process of their own: torch with another environment, Triton's interpreter, a run that is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from sexpgpu.diagnostics import Diagnostic, SexpError, fail, problem
+from sexpgpu.doctor import Ask, Fact
+from sexpgpu.settings import child_environment, scrub
+
+#: the program of the checks of kernels; reads a question as JSON, writes a JSON object a line
+KERNELS = [sys.executable, "-m", "sexpgpu.doctor.kernels"]
+
+
+def environment(ask: Ask, **more: str) -> dict[str, str]:
+    """The variables of a child: caches, state and temporary files lie in the scratch folder; no secrets but the data role's."""
+    kept = child_environment(ask.environ, ("data",))
+    for name in ("SEXPGPU_RESUME", "SEXPGPU_CHECKPOINT_DIR", "SEXPGPU_METRICS", "SEXPGPU_STATUS", "SEXPGPU_EXPLAIN"):
+        kept.pop(name, None)
+    places = {}
+    for name in ("XDG_CACHE_HOME", "XDG_STATE_HOME", "TMPDIR", "TRITON_CACHE_DIR", "FLASHCART_CACHE_DIR"):
+        places[name] = str(ask.scratch / name.lower())
+        os.makedirs(places[name], mode=0o700, exist_ok=True)
+    return kept | places | more
+
+
+def kernels(ask: Ask, question: Mapping[str, Any], seconds: float, **environ: str) -> Iterator[Fact | Diagnostic]:
+    """What the child says: facts and findings. A child that dies is a finding: E-DEV-011."""
+    try:
+        done = subprocess.run(KERNELS, input=json.dumps(question), capture_output=True, text=True, timeout=seconds, cwd=ask.folder, env=environment(ask, **environ))
+    except subprocess.TimeoutExpired:
+        fail("E-ENV-020", f"the kernels were not through within {seconds:.0f} s", help="smaller knobs, by --set, or a variant made for it")
+    for line in done.stdout.splitlines():
+        try:
+            said = json.loads(line)
+        except ValueError:
+            continue  # what a library printed
+        yield from _said(said)
+    if done.returncode:
+        last = scrub((done.stderr.strip().splitlines() or ["no word"])[-1][:300], ask.environ)
+        yield problem("E-DEV-011", f"the process that compiles and checks kernels ended with {done.returncode}: {last}",
+                      help=("look at the driver, torch and Triton: do their versions fit together?", "--device cpu needs none of them")).diagnostic
+
+
+def _said(said: Any) -> Iterator[Fact | Diagnostic]:
+    if isinstance(said, dict) and "fact" in said:
+        yield said["fact"], said["text"]
+    elif isinstance(said, dict) and "code" in said:
+        try:
+            fail(said["code"], said["message"], notes=said["notes"], help=said["help"])
+        except SexpError as error:
+            yield error.diagnostic

@@ -1,0 +1,35 @@
+"""FILE's sources, read as a run reads them: parsed, labels in range, digests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from sexpgpu import compiler
+from sexpgpu.diagnostics import Diagnostic, SexpError
+from sexpgpu.doctor import Ask, Check, Fact
+from sexpgpu.run.bind import bind
+from sexpgpu.run.data.dataset import FieldBound
+
+
+def run(ask: Ask) -> Iterator[Fact | Diagnostic]:
+    """E-DATA-… of each run's data. Of a large manifest the first update's shards are read."""
+    said = set()
+    for name, whole in ask.known.get("runs", {}).items():
+        bounds = tuple(FieldBound(*bound) for bound in compiler.label_bounds(ask.known["traced"][name]))
+        try:
+            data = bind(whole, bounds)
+        except SexpError as error:
+            yield from (d for d in error.diagnostics if (d.code, d.message) not in said)
+            said |= {(d.code, d.message) for d in error.diagnostics}
+            continue
+        try:
+            data.feeds.train.batch(0)
+            for source, dataset in data.datasets.items():
+                if source not in said:
+                    said.add(source)
+                    yield source, f"{dataset.count:,} records, digest {dataset.digest[:16]}"
+        finally:
+            data.close()
+
+
+CHECK = Check("data", "data", "error", 900, run)

@@ -1,0 +1,92 @@
+"""The proof of a resume: a run that was stopped, resumed, killed and resumed ends in the same bits as one that was not."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from sexpgpu.diagnostics import Diagnostic, fail, printable, problem
+from sexpgpu.doctor import Ask, Check, Fact
+from sexpgpu.doctor.child import environment
+from sexpgpu.settings import scrub
+
+SECONDS = 3600.0
+FIRST, MORE = 3, 4  # updates before the stop, and after it
+FINAL = ("done", "failed", "stopped")
+
+
+def run(ask: Ask) -> Iterator[Fact | Diagnostic]:
+    """E-CKPT-040 where the digests differ. Each of FILE's runs, a few steps, in the scratch folder; the data is the run's own."""
+    for name, whole in ask.known.get("runs", {}).items():
+        if whole.steps < 2:
+            yield f"run {name}", "has one step: nothing to resume"
+            continue
+        first = min(FIRST, whole.steps // 2)
+        last = min(first + MORE, whole.steps)
+        place = ask.scratch / f"resume-{len(list(ask.scratch.glob('resume-*')))}"
+        place.mkdir()
+        straight, broken = place / "straight", place / "broken"
+        _end(ask, name, straight, last)
+        _end(ask, name, broken, first)
+        killed = _kill(ask, name, broken, last, first)
+        _end(ask, name, broken, last, "--resume", "latest")
+        digests = [_digest(folder / f"step-{last}") for folder in (straight, broken)]
+        how = f"stopped after step {first}, {'killed (kill -9)' if killed else 'resumed'}, resumed, and at step {last}"
+        if digests[0] == digests[1]:
+            yield f"run {name}", f"{how} the same bits as a run without a break: {digests[0][:16]}"
+        else:
+            yield problem("E-CKPT-040", f"the run `{name}`, {how}, has other bits than a run without a break", whole.span, notes=(f"digests {digests[0][:16]} and {digests[1][:16]}",),
+                          help=("set OMP_NUM_THREADS, so that sums are taken in one order", "please report it with the file: a resume is exact, or it is a bug")).diagnostic
+
+
+def _words(ask: Ask, name: str, folder: Path, steps: int, *more: str) -> list[str]:
+    assert ask.file is not None
+    return [sys.executable, "-m", "sexpgpu", "run", ask.file, name, *ask.words, "--device", ask.settings.device, "--steps", str(steps), "--metrics", "",
+            "--status", str(folder) + ".json", "--checkpoint-dir", str(folder), *more]
+
+
+def _end(ask: Ask, name: str, folder: Path, steps: int, *more: str) -> None:
+    """A run to its end; E-CKPT-040 with what it said where it has another one."""
+    done = subprocess.run(_words(ask, name, folder, steps, *more), cwd=ask.folder, env=environment(ask), capture_output=True, text=True, timeout=SECONDS)
+    if done.returncode:
+        said = [printable(line) for line in scrub(done.stderr, ask.environ).strip().splitlines()[-6:]]
+        fail("E-CKPT-040", f"`sexpgpu run` of `{name}`, a part of the proof of its resume, ended with {done.returncode}", notes=said, help="mend what it says, and try again")
+
+
+def _kill(ask: Ask, name: str, folder: Path, steps: int, first: int) -> bool:
+    """Resumes and kills it once it trains; whether it was killed before its end."""
+    child = subprocess.Popen(_words(ask, name, folder, steps, "--resume", "latest"), cwd=ask.folder, env=environment(ask), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        while child.poll() is None:
+            facts = _status(Path(str(folder) + ".json"))
+            if facts.get("pid") == child.pid and (facts.get("state") == "running" or (facts.get("step") or 0) > first) and facts.get("state") not in FINAL:
+                break
+            time.sleep(0.02)
+        alive = child.poll() is None
+        child.kill()
+        return alive and child.wait() == -9
+    finally:
+        child.kill()
+        child.wait()
+
+
+def _status(path: Path) -> dict[str, object]:
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _digest(folder: Path) -> str:
+    try:
+        return str(json.loads((folder / "manifest.json").read_bytes())["digest"])
+    except (OSError, ValueError, KeyError):
+        fail("E-CKPT-040", f"{folder.name} of the proof of a resume has no checkpoint", help="please report it with the file")
+
+
+CHECK = Check("resume", "resume", "error", SECONDS + 600, run)
