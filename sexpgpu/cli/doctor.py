@@ -1,56 +1,74 @@
-"""`sexpgpu doctor`: versions and settings, each with its source, and on request a try of the stores. Exit 1 when it
-finds something to mend."""
+"""`sexpgpu doctor`: what `sexpgpu.doctor` finds of the machine, the settings and a file, printed. Exit 1 when there is something to mend."""
 
 from __future__ import annotations
 
 import os
 import platform
-import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Iterable
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 import click
 
-from sexpgpu import __version__
 from sexpgpu.cli import output, threads
 from sexpgpu.cli.run import Words, selection, stage
-from sexpgpu.diagnostics import Diagnostic, SexpError, SexpErrors, fail, note_warning, render
-from sexpgpu.settings import FOUR, ROLES, VARIABLES, Secret, Settings, Value, not_yet, read, shown
-
-PACKAGES = ("torch", "triton", "numpy", "lark", "safetensors", "click", "rich", "boto3", "requests")
-NEEDED = frozenset(PACKAGES) - {"triton"}
+from sexpgpu.diagnostics import Diagnostic, SexpError, SexpErrors, fail, printable, render
+from sexpgpu.doctor import ASKED, MACHINE, PROGRAM, Ask, Report, examine
+from sexpgpu.doctor.settings import roles, rows, versions
+from sexpgpu.settings import ROLES, VARIABLES, Secret, Settings, not_yet, read, shown
 
 
 @click.command(cls=Words)
 @click.argument("file", required=False)
-@click.option("--resume", "checkpoint", metavar="CHECKPOINT", help="Of FILE: the folder of the weights to check; without it, the initial ones.")
-@click.option("--set", "sets", metavar="NAME=VALUE", multiple=True, help="Of FILE: a knob's value; may be repeated.")
 @click.option("--variant", metavar="NAME", help="Of FILE: knob values of a defvariant.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")
+@click.option("--set", "sets", metavar="NAME=VALUE", multiple=True, help="Of FILE: a knob's value; may be repeated.")
+@click.option("--numerics", is_flag=True, help="Of FILE: run every kernel beside the interpreter; without a GPU, under Triton's interpreter.")
+@click.option("--resume", is_flag=True, help="Of FILE: prove that a run that is killed and resumed ends in the same bits.")
+@click.option("--weights", metavar="CHECKPOINT", help="Of FILE's potential: the folder of the weights to check; without it, the initial ones.")
+@click.option("--device", metavar="DEVICE", help="cpu (the default) or cuda: what a run would be started with.")
+@click.option("--metrics", metavar="TARGETS", help="The targets that a run would be started with.")
+@click.option("--checkpoint-dir", metavar="LOCATION", help="The location that a run would be started with.")
 @click.option("--distributed", is_flag=True, help="Start the ranks that the variables name; measure their links, and whether they see the same FILE and data.")
 @click.option("--probe-data", metavar="LOCATION", help="Read the first bytes of a source, as the data role.")
 @click.option("--probe-checkpoints", metavar="LOCATION", help="Write, read and remove an object there, as the checkpoint role.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")
 def command(
-    file: str | None, checkpoint: str | None, sets: tuple[str, ...], variant: str | None, as_json: bool,
-    distributed: bool, probe_data: str | None, probe_checkpoints: str | None,
+    file: str | None, variant: str | None, sets: tuple[str, ...], numerics: bool, resume: bool, weights: str | None, distributed: bool,
+    probe_data: str | None, probe_checkpoints: str | None, as_json: bool, **flags: str | None,
 ) -> int:  # fmt: skip
-    """Show versions, settings and where each came from; of a FILE with an interatomic potential, whether it obeys its laws."""
+    """Find what is wrong with the machine, the settings, the servers and FILE before a run does. Changes nothing. Exit code 1 if there is
+    anything to mend."""
     place = stage("place")(os.environ)
-    settings = read(os.environ)
+    settings = read(os.environ, flags)
     if distributed:
         return links(settings, place, file, sets, variant, as_json)
-    if file is not None:
-        return laws(settings, file, checkpoint, sets, variant, as_json)
-    found = [*settings.problems, *not_yet(settings), *settings.warnings, *_absent()]
-    said, failed = probes(settings, {"data": probe_data, "checkpoints": probe_checkpoints})
-    found += failed
+    if file is None and (numerics or resume or weights or variant or sets):
+        fail("E-ENV-006", "--numerics, --resume, --weights, --variant and --set are about a FILE, and none is given", help="sexpgpu doctor FILE --numerics")
+    names = [*MACHINE, *(PROGRAM if file is not None else ()), *(name for name, asked in zip(ASKED, (numerics, resume), strict=True) if asked)]
+    with tempfile.TemporaryDirectory(prefix="sexpgpu-doctor-", ignore_cleanup_errors=True) as scratch:
+        stage("grant")(settings)
+        if file is not None:
+            threads.prepare(os.environ, 0, None)
+        chosen = None if file is None else selection(settings, variant, sets)
+        words = (*(("--variant", variant) if variant else ()), *(word for text in sets for word in ("--set", text)))
+        ask = Ask(settings, os.environ, os.getcwd(), Path(scratch), file, chosen, words, weights, {"data": probe_data, "checkpoints": probe_checkpoints})
+        try:
+            reports = examine(ask, names)
+        finally:
+            stage("grant")(settings)
+    findings = unique(finding for report in reports for finding in report.findings)
     if as_json:
-        output.show_json(document(settings, found, said))
+        output.show_json(document(settings, reports, findings, ask))
     else:
-        output.show("\n".join(lines(settings, found, said)))
-    return 1 if found else 0
+        output.show("\n".join(lines(settings, reports, findings)))
+    return 1 if findings else 0
+
+
+def unique(found: Iterable[Diagnostic]) -> list[Diagnostic]:
+    """Each once: what a source says when it is probed and when it is read."""
+    return list({(d.code, d.message): d for d in found}.values())
 
 
 def links(settings: Settings, place: Any, file: str | None, sets: tuple[str, ...], variant: str | None, as_json: bool) -> int:
@@ -100,97 +118,29 @@ def _links_of(member: Any, settings: Settings, file: str | None, sets: tuple[str
         output.report(findings)
     return 1 if findings else 0
 
-
-def laws(settings: Settings, file: str, checkpoint: str | None, sets: tuple[str, ...], variant: str | None, as_json: bool) -> int:
-    """Symmetries and derivatives of the file's potential on random structures; its data is not opened."""
-    threads.prepare(os.environ, 0, None)
-    potential = import_module("sexpgpu.potential")
-    found = potential.check(lambda precision: potential.Potential(file, checkpoint, sets=sets, variant=variant, precision=precision))
-    if as_json:
-        output.show_json({"laws": [{"law": f.law, "deviation": f.deviation, "bound": f.bound, "holds": f.holds} for f in found]})
-    else:
-        rows = [(f.law, f"{f.deviation:.1e}", f"below {f.bound:.0e}", "" if f.holds else "broken") for f in found]
-        held = sum(f.holds for f in found)
-        output.show("\n".join([f"{file}: {held} of {len(found)} laws hold", *output.table(rows)]))
-    return 0 if all(f.holds for f in found) else 1
-
-
-def probes(settings: Settings, locations: dict[str, str | None]) -> tuple[list[str], list[Diagnostic]]:
-    """What was tried at the locations given, and what failed there. Only this goes over the network."""
-    said: list[str] = []
-    failed: list[Diagnostic] = []
-    for name, location in locations.items():
-        if location is None:
-            continue
-        import_module("sexpgpu.run.storage").grant(settings)
-        probe: Callable[[str, str], list[str]] = getattr(import_module("sexpgpu.run.storage.probe"), name)
-        try:
-            said += probe(location, os.getcwd())
-        except SexpError as error:
-            failed += error.diagnostics
-    return said, failed
-
-
-def roles(settings: Settings) -> list[tuple[str, str, str]]:
-    """(role, value, the variable that gives it) of each S3 role that has any value."""
-    out = []
-    for role in ROLES:
-        found = settings.credentials(role).via
-        names = (*FOUR, "SESSION_TOKEN") if "SESSION_TOKEN" in found else FOUR
-        out += [(role, name.lower().replace("_", " "), found.get(name, "missing")) for name in names if found]
-    return out
-
-
-def versions() -> dict[str, str | None]:
-    """Versions of us, Python and the libraries, none of which is imported."""
-    named: dict[str, str | None] = {"sexpgpu": __version__, "python": platform.python_version()}
-    for name in PACKAGES:
-        try:
-            named[name] = version(name)
-        except PackageNotFoundError:
-            named[name] = None
-    return named
-
-
-def _absent() -> list[Diagnostic]:
-    return [
-        note_warning(
-            "E-ENV-011", f"the package {name} is not installed", help=f"{sys.executable} -m pip install {name}"
-        )
-        for name, number in versions().items()
-        if number is None and (name in NEEDED or (name == "triton" and sys.platform == "linux"))
-    ]
-
-
-def rows(settings: Settings) -> list[tuple[str, Value]]:
-    """Every setting by the name of its variable."""
-    values = list(settings.values.values())
-    return [(v.name, value) for v, value in zip(VARIABLES, values, strict=True)]
-
-
-def lines(settings: Settings, found: list[Diagnostic], said: list[str]) -> list[str]:
+def lines(settings: Settings, reports: list[Report], findings: list[Diagnostic]) -> list[str]:
     """The report as text."""
     out = ["versions", *output.table((name, number or "not installed") for name, number in versions().items())]
-    out += ["", "machine", *output.table([("system", platform.platform()), ("cores", str(threads.cores()))])]
-    out += ["", "settings"]
     defaults = {v.name: v.shown_default for v in VARIABLES}
     table = []
     for name, value in rows(settings):
         text = defaults[name] if value.source == "default" else shown(value.value)
         table.append((name, text, value.source if value.source == "default" else f"{value.source} {value.via}"))
-    out += output.table(table)
+    out += ["", "settings", *output.table(table)]
     if resolved := roles(settings):
         out += ["", "S3 roles", *output.table(resolved)]
-    if said:
-        out += ["", "probes", *(f"  {line}" for line in said)]
-    out += ["", "findings" if found else "nothing to mend"]
-    for diagnostic in found:
+    for report in reports:
+        if report.facts:
+            out += ["", report.check.title, *output.table((printable(a), printable(b)) for a, b in report.facts)]
+    out += ["", f"findings: {len(findings)}" if findings else "nothing to mend"]
+    for diagnostic in findings:
         out += ["  " + line for line in render(diagnostic).split("\n")]
     return out
 
 
-def document(settings: Settings, found: list[Diagnostic], said: list[str]) -> dict[str, Any]:
-    """The report as JSON."""
+def document(settings: Settings, reports: list[Report], findings: list[Diagnostic], ask: Ask) -> dict[str, Any]:
+    """The report as JSON. `works`: no finding is an error."""
+    laws = ask.known.get("laws")
     return {
         "versions": versions(),
         "machine": {"system": platform.platform(), "cores": threads.cores()},
@@ -201,11 +151,17 @@ def document(settings: Settings, found: list[Diagnostic], said: list[str]) -> di
         "s3_roles": {
             role: {name: via for r, name, via in roles(settings) if r == role} for role in ROLES
         },
-        "probes": said,
+        "file": ask.file,
+        "checks": {
+            r.check.name: {"seconds": round(r.seconds, 3), "timeout": r.check.seconds, "facts": [list(fact) for fact in r.facts], "findings": [d.code for d in r.findings]}
+            for r in reports
+        },
+        "probes": [text for r in reports if r.check.name == "storage" for _, text in r.facts],
+        "works": not any(d.severity == "error" for d in findings),
         "findings": [
-            {"code": d.code, "severity": d.severity, "message": d.message, "help": list(d.help)} for d in found
+            {"code": d.code, "severity": d.severity, "message": d.message, "place": d.span.place if d.span else None, "help": list(d.help)} for d in findings
         ],
-    }
+    } | ({} if laws is None else {"laws": [{"law": f.law, "deviation": f.deviation, "bound": f.bound, "holds": f.holds} for f in laws]})
 
 
 def _plain(value: Any) -> Any:

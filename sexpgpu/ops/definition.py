@@ -56,7 +56,7 @@ class OpProblem(Exception):
 class Parameter:
     """A keyword of the op in Lisp that becomes an attribute.
 
-    `kind`: int, float, number, bool, axis, axes, shape, dtype, string, triples ([[1 1 0] …]).
+    `kind`: int, float, number, bool, axis, axes, shape, dtype, string, triples ([[1 1 0] …]), parts (tuples that no person writes).
     """
 
     name: str

@@ -73,7 +73,7 @@ def test_laws_hold_and_a_broken_one_is_found(trained):
 
 def test_doctor_of_a_file(trained, capsys):
     capsys.readouterr()
-    assert perform(["doctor", str(trained / "p.lisp"), "--resume", str(trained / "ck" / "step-6"), "--json"]) == 0
+    assert perform(["doctor", str(trained / "p.lisp"), "--weights", str(trained / "ck" / "step-6"), "--json"]) == 0
     assert all(law["holds"] for law in json.loads(capsys.readouterr().out)["laws"])
     broken = trained / "broken.lisp"
     broken.write_text(PROGRAM.replace("(lengths (vector-lengths vectors))", "(lengths (+ (vector-lengths vectors) (square (reshape (slice vectors :axis 1 :stop 1) [(dim vectors 0)]))))"))

@@ -113,6 +113,9 @@ EVAL = [
     Case("EVAL-decision", model("(if (> x 0) (linear x 5) x)")),
     Case("EVAL-let", top("(defun g (x)\n  (let (y 1) (+ x y)))\n(defparameter b (g 1))")),
     Case("EVAL-field", HEAD + MODEL.replace("(x label)", "(x lable)").replace("label))", "lable))") + RUN),
+    Case("EVAL-outside-of-a-trace", top('(defparameter w (param "w" [3] :init zeros))')),
+    Case("EVAL-optimizer", run(":optimizer (adamw :lr lr)", ":optimizer (mine)") +
+         "(defoptimizer mine (param grad) :state ((m zeros)) (- param grad))\n"),
     Case("EVAL-path-twice", model('(+ (linear x 5 :name "a") (linear x 5 :name "a"))')),
     Case("EVAL-outward-name", model('(+ (linear x 5 :name "linear") (linear x 5))')),
     Case("EVAL-macro", model("(residual x)", "(defmacro residual (x layer) `(+ ,x (,layer ,x)))\n")),

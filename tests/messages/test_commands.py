@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import click
@@ -100,11 +101,22 @@ def test_files_that_are_not_what_they_should_be(capsys: pytest.CaptureFixture[st
     elif what in ("binary", "empty"):
         Path(path).write_bytes(bytes(range(256)) * 9 if what == "binary" else b"")
     code, out, err = perform(capsys, *(path if word == "{}" else word for word in LINES[name].split()))
-    fine = {("empty", c) for c in ("check", "explain", "repl", "data tokenize")} | {("nothing", "doctor")}
+    fine = {("empty", c) for c in ("check", "explain", "repl", "doctor", "data tokenize")} | {("nothing", "doctor")}
     if (what, name) not in fine:
         assert code in (1, 2), (out, err)
         codes = [word.split("[")[1].split("]")[0] for word in err.split() + out.split() if word.startswith("error[")]
         assert codes and all(entry(c) is not None for c in codes), (out, err)
+
+
+def test_doctor_misses_a_package(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(name: str) -> str:
+        if name == "lark":
+            raise PackageNotFoundError(name)
+        return "1.0"
+
+    monkeypatch.setattr("sexpgpu.doctor.settings.version", version)
+    code, out, _ = perform(capsys, "doctor")
+    assert code == 1 and "E-ENV-011" in out and "-m pip install lark" in out
 
 
 def start(*words: str, **more: object) -> subprocess.Popen[bytes]:

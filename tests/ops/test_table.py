@@ -9,7 +9,7 @@ from sexpgpu.ops.leaves import BOUND
 from sexpgpu.ops.random import DRAWS
 
 KINDS = {"pointwise", "reduction", "view", "contraction", "external", "template", "leaf"}
-PARAMETER_KINDS = {"int", "float", "number", "bool", "axis", "axes", "shape", "dtype", "string", "triples"}
+PARAMETER_KINDS = {"int", "float", "number", "bool", "axis", "axes", "shape", "dtype", "string", "triples", "parts"}
 MARKERS = {"grad"}  # expanded before anything runs
 
 

@@ -290,4 +290,19 @@ Right:
     sexpgpu export runs/digits/step-100 digits.safetensors
 """,
     ),
+    "E-CKPT-040": Entry(
+        "resume not proved",
+        """\
+`sexpgpu doctor FILE --resume` trained a few steps without a break, and again with a stop, a kill and two resumes; the two did not
+end in the same bits, or one of these runs failed.
+
+Why: A resume is exact to the last bit. Where it is not, a run that was preempted is another run.
+
+Wrong:
+    sexpgpu run train.lisp --checkpoint-dir runs   # where doctor says that a resume is another run
+
+Right:
+    sexpgpu doctor train.lisp --resume
+""",
+    ),
 }

@@ -52,4 +52,16 @@ CODES: dict[str, Entry] = {
         "Kernels for `cuda` are written in Triton, which is not installed. It comes with SexpGPU on Linux; there is none for other systems.",
         "pip uninstall triton\nsexpgpu run digits.lisp --device cuda",
         "pip install triton\nsexpgpu run digits.lisp --device cuda")),
+    "E-DEV-010": Entry("kernel gives wrong numbers", page(
+        "`sexpgpu doctor` ran a compiled kernel beside the interpreter, and the values are further apart than sums in another order explain. "
+        "`doctor FILE --numerics` does it for every kernel of a file and names the first that is wrong, with its place.",
+        "sexpgpu run model.lisp --device cuda   # although doctor found a wrong kernel",
+        "sexpgpu doctor model.lisp --numerics\nsexpgpu run model.lisp --device cpu",
+        "A GPU that is failing, a driver and a Triton that do not fit together, or a mistake of ours in a kernel: in each case a run would "
+        "train on wrong numbers without a word.")),
+    "E-DEV-011": Entry("kernels cannot be compiled", page(
+        "The process in which `sexpgpu doctor` compiles kernels ended before it was through. The message repeats the last line that it said.",
+        "sexpgpu doctor   # a Triton of another version than torch was built for",
+        "pip install --force-reinstall sexpgpu\nsexpgpu doctor",
+        "Most often torch, Triton and the driver are of versions that do not fit together.")),
 }

@@ -69,9 +69,28 @@ matplotlib: `pip install 'sexpgpu[plot]'`.""",
         """torchrun starts a process a rank and says by its variables who takes part. SEXPGPU_NODES, SEXPGPU_NODE_RANK and
 SEXPGPU_RENDEZVOUS say the same, so that one of the two has to go; and torchrun's own variables must fit together.""",
     ),
+    "E-ENV-020": Entry(
+        "check that did not end",
+        """A check of `sexpgpu doctor` took longer than it may and was left. What it reads hangs (a disk over a network, a server that
+takes a request and says nothing, a pipe that nobody writes), or, of `--numerics`, the file is too large for an interpreter.""",
+    ),
+    "E-ENV-021": Entry(
+        "memory or disk nearly full",
+        """A warning of `sexpgpu doctor`: less than 400 MiB of memory is free, of which torch alone takes most, or less than 64 MiB of a
+disk that a run writes to: temporary files, parsed data, checkpoints.""",
+    ),
+    "E-ENV-022": Entry(
+        "cache with entries of no use",
+        """A warning of `sexpgpu doctor`: entries of a cache are cut, changed by someone, or were left half written by a process that was
+killed more than a day ago. A run notices them and makes them anew, so nothing is wrong but the room they take; where they come
+back, look at the disk.""",
+    ),
 }
 
 EXAMPLES: dict[str, tuple[str, str]] = {
+    "E-ENV-020": ("sexpgpu doctor train.lisp --numerics   # a model of a GB, no GPU", "sexpgpu doctor train.lisp --numerics --set width=64"),
+    "E-ENV-021": ("sexpgpu doctor   # with TMPDIR on a full disk", "TMPDIR=/mnt/large sexpgpu doctor"),
+    "E-ENV-022": ("kill -9 of a run that parses data; sexpgpu doctor a day later", "rm -r ~/.cache/sexpgpu/data"),
     "E-ENV-002": ("SEXPGPU_MEMORY=12 sexpgpu run digits.lisp", "sexpgpu run digits.lisp"),
     "E-ENV-014": ("pip install sexpgpu\nsexpgpu plot run.jsonl", "pip install 'sexpgpu[plot]'\nsexpgpu plot run.jsonl"),
     "E-ENV-015": ("SEXPGPU_NODES=2 torchrun --nnodes 2 … sexpgpu run a.lisp", "torchrun --nnodes 2 … sexpgpu run a.lisp"),

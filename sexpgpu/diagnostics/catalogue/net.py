@@ -373,4 +373,19 @@ Right:
     timedatectl set-ntp true
 """,
     ),
+    "E-NET-033": Entry(
+        "clock differs from a server's",
+        """\
+`sexpgpu doctor` compared this machine's clock with the date that the servers of the settings give: the S3 endpoints and the metrics
+service. They are more than 30 seconds apart; above five minutes it counts as an error.
+
+Why: S3 refuses requests that were signed minutes before or after its own time (E-NET-014), and slugs, status files and metrics hold times.
+
+Wrong:
+    a machine whose clock was never set
+
+Right:
+    timedatectl set-ntp true
+""",
+    ),
 }

@@ -261,6 +261,21 @@ Right:
     (defun energy-forces (positions offsets species senders receivers graph graph-mask) …)
 """,
     ),
+    "E-RUN-056": Entry(
+        "potential breaks a law",
+        """\
+`sexpgpu doctor FILE` tried the file's potential on random structures. Its energy, forces or stress change where they may not: under
+a rotation, a reflection, a translation or another order of the atoms; or the forces are not the energy's derivative.
+
+Why: A potential that knows a direction or a place in space gives trajectories that heat up or drift.
+
+Wrong:
+    (+ (vector-lengths vectors) (slice vectors :axis 1 :stop 1))    ; the x component: a direction
+
+Right:
+    (vector-lengths vectors)
+""",
+    ),
     "E-RUN-080": Entry(
         "a command of the prompt that cannot be",
         """\

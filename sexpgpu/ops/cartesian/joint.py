@@ -57,7 +57,7 @@ OPS = (
         _reference,
         _cost,
         Lowering("template", "tensor-product"),
-        attributes=(Parameter("slots", "any", ()), Parameter("outputs", "any", ()), Parameter("of", "int", 0), Parameter("l-max", "int", None),
+        attributes=(Parameter("slots", "parts", ()), Parameter("outputs", "parts", ()), Parameter("of", "int", 0), Parameter("l-max", "int", None),
                     Parameter("paths", "triples", None), Parameter("reduce-paths", "bool", False)),
         lisp=False,
         differentiable=False,

@@ -23,7 +23,7 @@ from sexpgpu.run.ranks.wire import Closed, Wire
 
 BEAT = 1.0  # seconds
 ORPHANED = 30.0  # seconds without a word from the supervisor
-FRAMES = 8  # of the stack in a heartbeat
+FRAMES = 12  # of the stack in a heartbeat
 _PR_SET_PDEATHSIG = 1
 
 
