@@ -82,11 +82,11 @@ def perform(check: Check, ask: Ask) -> Report:
         try:
             for said in check.run(ask):
                 if isinstance(said, Diagnostic):
-                    report.findings.append(said)
+                    report.findings.append(with_mend(said))
                 else:
                     report.facts.append(said)
         except SexpError as error:
-            report.findings += error.diagnostics
+            report.findings += map(with_mend, error.diagnostics)
         except Exception as error:  # handed to the caller's thread
             failure.append(error)
 
@@ -101,3 +101,8 @@ def perform(check: Check, ask: Ask) -> Report:
         raise failure[0]
     report.seconds = time.monotonic() - begin
     return report
+
+
+def with_mend(found: Diagnostic) -> Diagnostic:
+    """A finding without a line on what to do gets the page that says it."""
+    return found if found.help else replace(found, help=(f"sexpgpu explain {found.code}",))

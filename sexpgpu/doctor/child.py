@@ -15,6 +15,8 @@ from sexpgpu.settings import child_environment, scrub
 
 #: the program of the checks of kernels; reads a question as JSON, writes a JSON object a line
 KERNELS = [sys.executable, "-m", "sexpgpu.doctor.kernels"]
+#: what a run on `cuda` sets too (cli/device.py)
+FIXED = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "TRITON_DEFAULT_FP_FUSION": "1"}
 
 
 def environment(ask: Ask, **more: str) -> dict[str, str]:
@@ -32,7 +34,7 @@ def environment(ask: Ask, **more: str) -> dict[str, str]:
 def kernels(ask: Ask, question: Mapping[str, Any], seconds: float, **environ: str) -> Iterator[Fact | Diagnostic]:
     """What the child says: facts and findings. A child that dies is a finding: E-DEV-011."""
     try:
-        done = subprocess.run(KERNELS, input=json.dumps(question), capture_output=True, text=True, timeout=seconds, cwd=ask.folder, env=environment(ask, **environ))
+        done = subprocess.run(KERNELS, input=json.dumps(question), capture_output=True, text=True, timeout=seconds, cwd=ask.folder, env=environment(ask, **FIXED, **environ))
     except subprocess.TimeoutExpired:
         fail("E-ENV-020", f"the kernels were not through within {seconds:.0f} s", help="smaller knobs, by --set, or a variant made for it")
     for line in done.stdout.splitlines():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from sexpgpu import compiler
 from sexpgpu.diagnostics import Diagnostic, SexpError
@@ -13,7 +14,7 @@ from sexpgpu.run.data.dataset import FieldBound
 
 def run(ask: Ask) -> Iterator[Fact | Diagnostic]:
     """E-DATA-… of each run's data. Of a large manifest the first update's shards are read."""
-    said = set()
+    said: set[Any] = set()
     for name, whole in ask.known.get("runs", {}).items():
         bounds = tuple(FieldBound(*bound) for bound in compiler.label_bounds(ask.known["traced"][name]))
         try:

@@ -141,7 +141,7 @@ def of_file(question: Mapping[str, Any], device: str) -> None:
         run = measured(replace(chosen, data=replace(chosen.data, batch=size * chosen.accumulate)))
         data = bind(run)
         try:
-            batches = {"": data.feeds.train.batch(0)} | {e.name: data.feeds.evals[e.name].batch(0) for e in run.evals}
+            batches = {"": data.feeds.train.batch(0)} | {e.name: next(iter(data.feeds.evals[e.name])) for e in run.evals}
         finally:
             data.close()
         cuda, exact = compiler.stages(loaded, run, "cuda"), compiler.stages(loaded, replace(run, precision="f64"), "cuda")
@@ -181,11 +181,16 @@ def one_graph(what: str, results: Results, doubled: Results, run: Any, staged: A
                          notes=[f"it computes {', '.join(dict.fromkeys(u.op for u in launch.units))}"] if isinstance(launch, Kernel) else ["a library's call"],
                          help=("please report it with the file", "--device cpu does not use it")).diagnostic)
             return
+    whole = {n: v.cpu() for n, v in run_graph(results, bindings, device, draws).items()}  # as a step has it: memory used again, sums at the end
+    for name, value in whole.items():
+        if wrong := differs(value, expected[name], tolerance):
+            tell(problem("E-DEV-010", f"{what}: `{name}` is {wrong} from the interpreter, and each kernel alone is right", help="please report it with the file").diagnostic)
+            return
     kernels = sum(isinstance(launch, Kernel) for launch in compiled.schedule.launches)
     text = f"{kernels} kernels and {len(compiled.schedule.launches) - kernels} library calls agree with the interpreter"
     if not any(n.op in DRAWS for n in postorder(results.values())):  # a draw's last bit may decide otherwise in float64
         again = compile_graph(doubled).run(values_of(postorder(doubled.values()), run, staged, batch), run.seed, STEP)
-        worst = next(((n, w) for n in results if n in again and (w := differs(found[n], again[n], far))), None)
+        worst = next(((n, w) for n in results if n in again and (w := differs(whole[n], again[n], far))), None)
         if worst is not None:
             tell(problem("E-DEV-010", f"{what}: `{worst[0]}` is {worst[1]} from the interpreter in float64", help=("is it a difference of large numbers? try :precision f64", "please report it with the file")).diagnostic)
             return

@@ -13,13 +13,14 @@ from sexpgpu.potential.model import FUNCTIONS
 def run(ask: Ask) -> Iterator[Fact | Diagnostic]:
     """E-RUN-056 for each law that is broken. Leaves `laws`."""
     assert ask.file is not None and ask.selection is not None
+    file = ask.file
     loaded = ask.known.get("loaded")
     if loaded is None:
         return
     trained = next((r.name for r in loaded.experiment.runs.values() if r.data.source.structures), None)
     if trained is None or not any(loaded.ev.main.env.lookup(name) is not None for name in FUNCTIONS):
         return
-    found = check(lambda precision: Potential(ask.file, ask.weights, run=trained, sets=ask.selection.sets, variant=ask.selection.variant, precision=precision))
+    found = check(lambda precision: Potential(file, ask.weights, run=trained, sets=ask.selection.sets, variant=ask.selection.variant, precision=precision))
     ask.known["laws"] = found
     yield "laws", f"{sum(f.holds for f in found)} of {len(found)} laws hold"
     for law in found:

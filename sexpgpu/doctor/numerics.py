@@ -22,7 +22,7 @@ def run(ask: Ask) -> Iterator[Fact | Diagnostic]:
     chosen = ask.selection
     question = {"file": ask.file, "variant": chosen.variant, "sets": list(chosen.sets), "devices": list(ask.settings.devices or ()), "asked": ask.settings.device == "cuda"}
     environ = {} if ask.settings.device == "cuda" else {"TRITON_INTERPRET": "1"}
-    yield from kernels(ask, question, SECONDS - 10, TRITON_DEFAULT_FP_FUSION="1", **environ)
+    yield from kernels(ask, question, SECONDS - 10, **environ)
 
 
 CHECK = Check("numerics", "kernels", "error", SECONDS, run)

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from sexpgpu.diagnostics import Diagnostic, fail, printable, problem
 from sexpgpu.doctor import Ask, Check, Fact
@@ -74,7 +75,7 @@ def _kill(ask: Ask, name: str, folder: Path, steps: int, first: int) -> bool:
         child.wait()
 
 
-def _status(path: Path) -> dict[str, object]:
+def _status(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_bytes())
     except (OSError, ValueError):

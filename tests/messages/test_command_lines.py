@@ -11,13 +11,15 @@ import sys
 import time
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
+from types import SimpleNamespace
 
 import click
 import pytest
 from cases import CSV, GOOD
 
 from sexpgpu.cli import main
-from sexpgpu.diagnostics import entry
+from sexpgpu.diagnostics import Diagnostic, entry
+from sexpgpu.doctor import laws
 
 BEYOND = "\u202ea\x1b[31m"
 
@@ -117,6 +119,16 @@ def test_doctor_misses_a_package(capsys: pytest.CaptureFixture[str], monkeypatch
     monkeypatch.setattr("sexpgpu.doctor.settings.version", version)
     code, out, _ = perform(capsys, "doctor")
     assert code == 1 and "E-ENV-011" in out and "-m pip install lark" in out
+
+
+def test_doctor_says_which_law_of_a_potential_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = SimpleNamespace(name="train", data=SimpleNamespace(source=SimpleNamespace(structures=True)))
+    loaded = SimpleNamespace(experiment=SimpleNamespace(runs={"train": run}), ev=SimpleNamespace(main=SimpleNamespace(env=SimpleNamespace(lookup=lambda name: 1))))
+    found = [SimpleNamespace(law=law, deviation=d, bound=1e-6, holds=d < 1e-6) for law, d in (("translation", 1e-9), ("rotation", 0.5))]
+    monkeypatch.setattr("sexpgpu.doctor.laws.check", lambda make: found)
+    ask = SimpleNamespace(file="p.lisp", selection=SimpleNamespace(sets=(), variant=None), weights=None, known={"loaded": loaded})
+    (broken,) = [said for said in laws.run(ask) if isinstance(said, Diagnostic)]  # type: ignore[arg-type]
+    assert broken.code == "E-RUN-056" and "rotation is off by 5.0e-01" in broken.message and broken.help
 
 
 def start(*words: str, **more: object) -> subprocess.Popen[bytes]:
