@@ -211,12 +211,12 @@ def test_the_checkpoint_to_go_on_from(home: Path, found: Found, monkeypatch: pyt
     said = found("p.lisp", "--checkpoint-dir", "old")
     assert said["codes"] == set() and "goes on from step 2" in str(said["checks"]["disk"])
     assert {k: v[1] for k, v in tree(home).items()} == {k: v[1] for k, v in before.items()}
+    monkeypatch.delenv("SEXPGPU_RESUME")
+    assert found("p.lisp", "--checkpoint-dir", "old")["codes"] == {"E-CKPT-007"}  # a new run does not write there
     (state,) = (home / "old" / "step-2").glob("*.safetensors")
     state.write_bytes(state.read_bytes()[:-4])
     monkeypatch.setenv("SEXPGPU_RESUME", "old/step-2")
     assert found("p.lisp", "--checkpoint-dir", "old")["codes"] == {"E-CKPT-002"}
-    monkeypatch.delenv("SEXPGPU_RESUME")
-    assert found("p.lisp", "--checkpoint-dir", "old")["codes"] == {"E-CKPT-007"}  # a new run does not write there
 
 
 def test_caches(home: Path, found: Found) -> None:

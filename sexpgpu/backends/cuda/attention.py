@@ -16,9 +16,9 @@ import triton.language as tl
 from sexpgpu.backends.cuda.prelude import INTERPRETED, from_bf16, round_bf16
 
 LOG2E = 1.4426950408889634
-#: (queries, keys) of a program's block, warps, stages; for the keys' kernel and the queries'
-KEYS = (64, 128, 8, 3)
-QUERIES = (128, 64, 8, 3)
+#: (queries, keys) of a program's block, warps, stages; for the keys' kernel and the queries': the best of eight each on an H200 at d 64
+KEYS = (32, 64, 4, 3)
+QUERIES = (64, 32, 4, 3)
 
 
 @triton.jit

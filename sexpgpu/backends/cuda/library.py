@@ -85,8 +85,8 @@ def _fused(q: torch.Tensor, v: torch.Tensor, node: Node, masks: list[Any]) -> bo
 class Attention:
     """Attention by torch's kernels; what a forward pass leaves for its gradient is kept until that has run.
 
-    Deterministic, the gradient is by our kernels, which need what cuDNN's forward pass leaves; where they do not fit, by torch's flash
-    attention. Otherwise by cuDNN's, the fastest, which adds in an order of its own.
+    Deterministic, or where its three parts belong side by side, the gradient is by our kernels, which need what cuDNN's forward pass
+    leaves; deterministic where they do not fit, by torch's flash attention. Otherwise by cuDNN's, which adds in an order of its own.
     """
 
     def __init__(self, deterministic: bool):
@@ -137,7 +137,7 @@ class Attention:
         rest = self.left.pop(node.inputs[4], None)
         if rest is not None and q.shape[-3] == k.shape[-3]:
             sums, cum_q, cum_k, max_q, max_k, seed, offset = rest[:7]
-            if self.deterministic and fits(q, k, v):
+            if fits(q, k, v) and (self.deterministic or homes is not None):
                 if homes is None:
                     homes = [torch.empty_like(out) for _ in range(3)]
                 gradients(ct, q, k, v, out, sums, (homes[0], homes[1], homes[2]), a["causal"], a["scale"])
