@@ -396,6 +396,8 @@ def _choice(*names: str) -> Callable[[str], str]:
     return parse
 
 
+ON, OFF = ("1", "true", "yes", "t"), ("", "0", "false", "no", "f", "off")
+
 KINDS: Mapping[str, Callable[[str], Any]] = MappingProxyType(
     {
         "device": _device,
@@ -501,9 +503,6 @@ def _unknown(environ: Mapping[str, str]) -> list[Diagnostic]:
         for name in sorted(environ)
         if name.startswith(("SEXPGPU_", "FLASHCART_")) and name not in BY_NAME
     ]
-
-
-ON, OFF = ("1", "true", "yes", "t"), ("", "0", "false", "no", "f", "off")
 
 
 def _unclear(environ: Mapping[str, str]) -> list[Diagnostic]:

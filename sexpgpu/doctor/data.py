@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from sexpgpu import compiler
 from sexpgpu.diagnostics import Diagnostic, SexpError
 from sexpgpu.doctor import Ask, Check, Fact
-from sexpgpu.run.bind import bind
+from sexpgpu.run.bind import bind, close
+from sexpgpu.run.data import open_source
 from sexpgpu.run.data.dataset import FieldBound
 
 
@@ -31,6 +33,23 @@ def run(ask: Ask) -> Iterator[Fact | Diagnostic]:
                     yield source, f"{dataset.count:,} records, digest {dataset.digest[:16]}"
         finally:
             data.close()
+    yield from unused(ask)
 
 
-CHECK = Check("data", "data", "error", 900, run)
+def unused(ask: Ask) -> Iterator[Fact | Diagnostic]:
+    """Sources that no run reads: their mistakes are warnings, since every run works."""
+    loaded = ask.known.get("loaded")
+    used = {batches.source.name for r in (loaded.experiment.runs.values() if loaded else ()) for batches in (r.data, *(e.data for e in r.evals))}
+    for source in loaded.experiment.data.values() if loaded else ():
+        if source.name in used:
+            continue
+        try:
+            dataset = open_source(source)
+        except SexpError as error:
+            yield from (replace(d, severity="warning") for d in error.diagnostics)
+            continue
+        close({source.name: dataset})
+        yield source.name, f"{dataset.count:,} records, digest {dataset.digest[:16]}, read by no run"
+
+
+CHECK = Check("data", "data", "error", 3600, run)

@@ -22,6 +22,7 @@ FINAL = ("done", "failed", "stopped")
 
 def run(ask: Ask) -> Iterator[Fact | Diagnostic]:
     """E-CKPT-040 where the digests differ. Each of FILE's runs, a few steps, in the scratch folder; the data is the run's own."""
+    until = time.monotonic() + SECONDS
     for name, whole in ask.known.get("runs", {}).items():
         if whole.steps < 2:
             yield f"run {name}", "has one step: nothing to resume"
@@ -31,10 +32,10 @@ def run(ask: Ask) -> Iterator[Fact | Diagnostic]:
         place = ask.scratch / f"resume-{len(list(ask.scratch.glob('resume-*')))}"
         place.mkdir()
         straight, broken = place / "straight", place / "broken"
-        _end(ask, name, straight, last)
-        _end(ask, name, broken, first)
-        killed = _kill(ask, name, broken, last, first)
-        _end(ask, name, broken, last, "--resume", "latest")
+        _end(until, ask, name, straight, last)
+        _end(until, ask, name, broken, first)
+        killed = _kill(until, ask, name, broken, last, first)
+        _end(until, ask, name, broken, last, "--resume", "latest")
         digests = [_digest(folder / f"step-{last}") for folder in (straight, broken)]
         how = f"stopped after step {first}, {'killed (kill -9)' if killed else 'resumed'}, resumed, and at step {last}"
         if digests[0] == digests[1]:
@@ -50,19 +51,23 @@ def _words(ask: Ask, name: str, folder: Path, steps: int, *more: str) -> list[st
             "--status", str(folder) + ".json", "--checkpoint-dir", str(folder), *more]
 
 
-def _end(ask: Ask, name: str, folder: Path, steps: int, *more: str) -> None:
-    """A run to its end; E-CKPT-040 with what it said where it has another one."""
-    done = subprocess.run(_words(ask, name, folder, steps, *more), cwd=ask.folder, env=environment(ask), capture_output=True, text=True, timeout=SECONDS)
+def _end(until: float, ask: Ask, name: str, folder: Path, steps: int, *more: str) -> None:
+    """A run to its end; E-CKPT-040 with what it said where it has another one, E-ENV-020 where it has none by `until`."""
+    try:
+        done = subprocess.run(_words(ask, name, folder, steps, *more), cwd=ask.folder, env=environment(ask), capture_output=True, text=True,
+                              timeout=max(1.0, until - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        fail("E-ENV-020", f"the proof of a resume of `{name}` was not through within {SECONDS:.0f} s", help="smaller knobs, by --set, or a variant made for it")
     if done.returncode:
         said = [printable(line) for line in scrub(done.stderr, ask.environ).strip().splitlines()[-6:]]
         fail("E-CKPT-040", f"`sexpgpu run` of `{name}`, a part of the proof of its resume, ended with {done.returncode}", notes=said, help="mend what it says, and try again")
 
 
-def _kill(ask: Ask, name: str, folder: Path, steps: int, first: int) -> bool:
+def _kill(until: float, ask: Ask, name: str, folder: Path, steps: int, first: int) -> bool:
     """Resumes and kills it once it trains; whether it was killed before its end."""
     child = subprocess.Popen(_words(ask, name, folder, steps, "--resume", "latest"), cwd=ask.folder, env=environment(ask), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        while child.poll() is None:
+        while child.poll() is None and time.monotonic() < until:
             facts = _status(Path(str(folder) + ".json"))
             if facts.get("pid") == child.pid and (facts.get("state") == "running" or (facts.get("step") or 0) > first) and facts.get("state") not in FINAL:
                 break
@@ -90,4 +95,4 @@ def _digest(folder: Path) -> str:
         fail("E-CKPT-040", f"{folder.name} of the proof of a resume has no checkpoint", help="please report it with the file")
 
 
-CHECK = Check("resume", "resume", "error", SECONDS + 600, run)
+CHECK = Check("resume", "resume", "error", SECONDS + 60, run)

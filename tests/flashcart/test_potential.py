@@ -79,7 +79,7 @@ def test_doctor_of_a_file(trained, capsys):
     broken.write_text(PROGRAM.replace("(lengths (vector-lengths vectors))", "(lengths (+ (vector-lengths vectors) (square (reshape (slice vectors :axis 1 :stop 1) [(dim vectors 0)]))))"))
     assert perform(["doctor", str(broken)]) == 1
     rows = capsys.readouterr().out.splitlines()
-    assert any("rotation: energy" in row and row.endswith("broken") for row in rows)
+    assert any("rotation: energy" in row and row.endswith("broken") for row in rows) and any("E-RUN-056" in row for row in rows)
     assert not any("translation" in row and row.endswith("broken") for row in rows)
 
 

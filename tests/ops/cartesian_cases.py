@@ -93,7 +93,21 @@ def grad_case(target, operands, shape, channels, reduced=False):
     return ("tensor-product-grad", operands, product(1, 1, 1, target, shape, channels, reduced), attrs)
 
 
+def joint_case(of):
+    """The gradient by a over (b, w, c) plus that over (v, w, c), and the one by the weights over (a, b, c), of five operands and indices."""
+    outputs = (("a", (3, 4, 2), False, ((1, 2, 3), (4, 2, 3))), ("weights", (4, COUNT * 2), False, ((0, 1, 3),)))
+    attrs = {k: GRAD[k] for k in ("l-max", "paths")} | {"slots": ("a", "b", "weights", "result", "b"), "outputs": outputs, "of": of}
+    target, shape, _, uses = outputs[of]
+
+    def meaning(*values):
+        return sum(product(1, 1, 1, target, shape, (2, 1))(*(values[n] for n in use), *values[5:]) for use in uses)
+
+    return ("tensor-product-joint", (A, B, ((4, COUNT * 2), R), ((3, 16), R), B, E3, E3), meaning, attrs)
+
+
 CARTESIAN = [
+    joint_case(0),
+    joint_case(1),
     ("cartesian-expand", (((2, 3), "unit"),), expand(3), {"l-max": 3}),
     ("cartesian-expand", (((3,), "unit"),), expand(0), {"l-max": 0}),
     ("cartesian-expand-derivative", (((2, 3), "unit"),), expand(3, (1, 0, 1)), {"l-max": 3, "by": (1, 0, 1)}),

@@ -14,7 +14,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from errors_server import Refusing
 from seaweed import KEYS, Server
 
@@ -77,8 +79,6 @@ def tree(folder: Path) -> dict[str, tuple[int, bytes]]:
 def plant_block(home: Path, name: str = "a.block") -> Path:
     folder = home.parent / "cache" / "sexpgpu" / "data"
     folder.mkdir(parents=True, mode=0o700, exist_ok=True)
-    import numpy as np
-
     writer = BlockWriter(folder / name)
     writer.add({"x": np.zeros(10, np.float32)})
     writer.finish({})
@@ -137,12 +137,16 @@ def test_settings(found: Found, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("plant", "code"), [
-    ("label", "E-DATA-014"), ("folder", "E-DATA-001"), ("missing", "E-DATA-001"), ("binary", "E-DATA-008"), ("cut", "E-DATA-005"), ("program", "E-EVAL-001"),
+    ("unused", "E-DATA-001"), ("label", "E-DATA-014"), ("folder", "E-DATA-001"), ("missing", "E-DATA-001"), ("binary", "E-DATA-008"), ("cut", "E-DATA-005"), ("program", "E-EVAL-001"),
 ])  # fmt: skip
 def test_data(home: Path, found: Found, plant: str, code: str) -> None:
     data = home / "d.csv"
+    more = ""
     if plant == "label":
         data.write_text(rows().replace(",4\n", ",5\n", 1))
+    elif plant == "unused":
+        more = '(defdata e (csv "e.csv" :fields ((x f32))))'
+        write(home, ("(defknob", f"{more}\n(defknob"))
     elif plant == "folder":
         data.unlink()
         data.mkdir()
@@ -156,7 +160,7 @@ def test_data(home: Path, found: Found, plant: str, code: str) -> None:
     else:
         write(home, ("(tanh ", "(tahn "))
     said = found("p.lisp")
-    assert said["codes"] == {code} and not said["works"], said["findings"]
+    assert said["codes"] == {code} and said["works"] is bool(more), said["findings"]
 
 
 @pytest.fixture
@@ -285,6 +289,16 @@ def test_a_kernel_that_is_wrong(home: Path, found: Found, monkeypatch: pytest.Mo
     assert "`tanh`" in messages and "p.lisp:4" in messages
 
 
+def test_no_gpu_where_one_is_asked_for(found: Found) -> None:
+    """This machine's torch decides which: built without CUDA, no GPU, or a GPU that is fine."""
+    code = "E-DEV-001" if torch.version.cuda is None else "E-DEV-002"
+    said = found("--device", "cuda")
+    if torch.cuda.is_available():
+        assert said["works"] and "agree with the CPU" in str(said["checks"]["devices"])
+    else:
+        assert said["codes"] == {code} and not said["works"]
+
+
 def test_children_that_die_or_hang(found: Found, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "DRIVER", Path("/proc/version"))
     monkeypatch.setattr(child, "KERNELS", [sys.executable, "-c", "raise SystemExit('no such symbol')"])
@@ -306,7 +320,7 @@ def test_a_check_that_hangs_is_left(home: Path) -> None:
 
 
 def test_a_resume_that_is_another_run(found: Found, monkeypatch: pytest.MonkeyPatch) -> None:
-    def end(ask: Any, name: str, folder: Path, steps: int, *more: str) -> None:
+    def end(until: float, ask: Any, name: str, folder: Path, steps: int, *more: str) -> None:
         place = folder / f"step-{steps}"
         place.mkdir(parents=True, exist_ok=True)
         (place / "manifest.json").write_text(json.dumps({"digest": folder.name}))
