@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import platform
+import signal
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from sexpgpu.cli import output, threads
 from sexpgpu.cli.run import Words, selection, stage
 from sexpgpu.diagnostics import Diagnostic, SexpError, SexpErrors, fail, printable, render
 from sexpgpu.doctor import ASKED, MACHINE, PROGRAM, Ask, Report, examine
+from sexpgpu.doctor.child import end_all
 from sexpgpu.doctor.settings import roles, rows, versions
 from sexpgpu.settings import ROLES, VARIABLES, Secret, Settings, not_yet, read, shown
 
@@ -55,8 +58,10 @@ def command(
         words = (*(("--variant", variant) if variant else ()), *(word for text in sets for word in ("--set", text)))
         ask = Ask(settings, os.environ, os.getcwd(), Path(scratch), file, chosen, words, weights, {"data": probe_data, "checkpoints": probe_checkpoints})
         try:
-            reports = examine(ask, names)
+            with stopping():
+                reports = examine(ask, names)
         finally:
+            end_all()
             stage("grant")(settings)
     findings = unique(finding for report in reports for finding in report.findings)
     if as_json:
@@ -64,6 +69,20 @@ def command(
     else:
         output.show("\n".join(lines(settings, reports, findings)))
     return 1 if findings else 0
+
+
+@contextmanager
+def stopping() -> Iterator[None]:
+    """A SIGTERM ends the command as it ends any program, once what it made is removed."""
+
+    def stop(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def unique(found: Iterable[Diagnostic]) -> list[Diagnostic]:

@@ -6,7 +6,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from sexpgpu.diagnostics import Diagnostic, SexpError, fail, problem
@@ -17,6 +18,38 @@ from sexpgpu.settings import child_environment, scrub
 KERNELS = [sys.executable, "-m", "sexpgpu.doctor.kernels"]
 #: what a run on `cuda` sets too (cli/device.py)
 FIXED = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "TRITON_DEFAULT_FP_FUSION": "1"}
+
+
+#: children that live now, so that none outlives the command
+_RUNNING: set[subprocess.Popen[Any]] = set()
+
+
+@contextmanager
+def started(words: Sequence[str], ask: Ask, environ: Mapping[str, str], **pipes: Any) -> Iterator[subprocess.Popen[str]]:
+    """A child in the folder of the call; killed if it is still there at the end of the block."""
+    child: subprocess.Popen[str] = subprocess.Popen(words, cwd=ask.folder, env=environ, text=True, **pipes)
+    _RUNNING.add(child)
+    try:
+        yield child
+    finally:
+        child.kill()
+        child.wait()
+        _RUNNING.discard(child)
+
+
+def end_all() -> None:
+    """Kills the children of checks that were left behind, or of a command that was stopped."""
+    for child in list(_RUNNING):
+        child.kill()
+        child.wait()
+
+
+def finished(words: Sequence[str], ask: Ask, environ: Mapping[str, str], seconds: float, question: str = "") -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of a child. Raises TimeoutExpired."""
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    with started(words, ask, environ, **pipes) as child:
+        out, err = child.communicate(question, timeout=seconds)
+        return child.returncode, out, err
 
 
 def environment(ask: Ask, **more: str) -> dict[str, str]:
@@ -34,18 +67,18 @@ def environment(ask: Ask, **more: str) -> dict[str, str]:
 def kernels(ask: Ask, question: Mapping[str, Any], seconds: float, **environ: str) -> Iterator[Fact | Diagnostic]:
     """What the child says: facts and findings. A child that dies is a finding: E-DEV-011."""
     try:
-        done = subprocess.run(KERNELS, input=json.dumps(question), capture_output=True, text=True, timeout=seconds, cwd=ask.folder, env=environment(ask, **FIXED, **environ))
+        code, out, err = finished(KERNELS, ask, environment(ask, **FIXED, **environ), seconds, json.dumps(question))
     except subprocess.TimeoutExpired:
         fail("E-ENV-020", f"the kernels were not through within {seconds:.0f} s", help="smaller knobs, by --set, or a variant made for it")
-    for line in done.stdout.splitlines():
+    for line in out.splitlines():
         try:
             said = json.loads(line)
         except ValueError:
             continue  # what a library printed
         yield from _said(said)
-    if done.returncode:
-        last = scrub((done.stderr.strip().splitlines() or ["no word"])[-1][:300], ask.environ)
-        yield problem("E-DEV-011", f"the process that compiles and checks kernels ended with {done.returncode}: {last}",
+    if code:
+        last = scrub((err.strip().splitlines() or ["no word"])[-1][:300], ask.environ)
+        yield problem("E-DEV-011", f"the process that compiles and checks kernels ended with {code}: {last}",
                       help=("look at the driver, torch and Triton: do their versions fit together?", "--device cpu needs none of them")).diagnostic
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from sexpgpu.diagnostics import Diagnostic, fail, printable, problem
 from sexpgpu.doctor import Ask, Check, Fact
-from sexpgpu.doctor.child import environment
+from sexpgpu.doctor.child import environment, finished, started
 from sexpgpu.settings import scrub
 
 SECONDS = 3600.0
@@ -54,19 +54,17 @@ def _words(ask: Ask, name: str, folder: Path, steps: int, *more: str) -> list[st
 def _end(until: float, ask: Ask, name: str, folder: Path, steps: int, *more: str) -> None:
     """A run to its end; E-CKPT-040 with what it said where it has another one, E-ENV-020 where it has none by `until`."""
     try:
-        done = subprocess.run(_words(ask, name, folder, steps, *more), cwd=ask.folder, env=environment(ask), capture_output=True, text=True,
-                              timeout=max(1.0, until - time.monotonic()))
+        code, _, err = finished(_words(ask, name, folder, steps, *more), ask, environment(ask), max(1.0, until - time.monotonic()))
     except subprocess.TimeoutExpired:
         fail("E-ENV-020", f"the proof of a resume of `{name}` was not through within {SECONDS:.0f} s", help="smaller knobs, by --set, or a variant made for it")
-    if done.returncode:
-        said = [printable(line) for line in scrub(done.stderr, ask.environ).strip().splitlines()[-6:]]
-        fail("E-CKPT-040", f"`sexpgpu run` of `{name}`, a part of the proof of its resume, ended with {done.returncode}", notes=said, help="mend what it says, and try again")
+    if code:
+        said = [printable(line) for line in scrub(err, ask.environ).strip().splitlines()[-6:]]
+        fail("E-CKPT-040", f"`sexpgpu run` of `{name}`, a part of the proof of its resume, ended with {code}", notes=said, help="mend what it says, and try again")
 
 
 def _kill(until: float, ask: Ask, name: str, folder: Path, steps: int, first: int) -> bool:
     """Resumes and kills it once it trains; whether it was killed before its end."""
-    child = subprocess.Popen(_words(ask, name, folder, steps, "--resume", "latest"), cwd=ask.folder, env=environment(ask), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
+    with started(_words(ask, name, folder, steps, "--resume", "latest"), ask, environment(ask), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as child:
         while child.poll() is None and time.monotonic() < until:
             facts = _status(Path(str(folder) + ".json"))
             if facts.get("pid") == child.pid and (facts.get("state") == "running" or (facts.get("step") or 0) > first) and facts.get("state") not in FINAL:
@@ -75,9 +73,6 @@ def _kill(until: float, ask: Ask, name: str, folder: Path, steps: int, first: in
         alive = child.poll() is None
         child.kill()
         return alive and child.wait() == -9
-    finally:
-        child.kill()
-        child.wait()
 
 
 def _status(path: Path) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import gzip
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -307,6 +308,36 @@ def test_children_that_die_or_hang(found: Found, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(child, "KERNELS", [sys.executable, "-c", "import time; time.sleep(60)"])
     monkeypatch.setattr(devices, "SECONDS", 10.5)
     assert found()["codes"] == {"E-ENV-020"}
+
+
+SLOW = """import sys
+from pathlib import Path
+from sexpgpu.cli.main import main
+from sexpgpu.doctor import child, devices
+child.KERNELS = [sys.executable, "child.py"]
+devices.DRIVER = Path("/proc/version")
+main(["doctor"])
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_leaves_nothing(home: Path, number: int) -> None:
+    """Neither the temporary folder nor a child process."""
+    temporary = home.parent / "temporary"
+    temporary.mkdir()
+    (home / "child.py").write_text(f"import os, time\nopen({str(home / 'pid')!r}, 'w').write(str(os.getpid()))\ntime.sleep(60)\n")
+    (home / "slow.py").write_text(SLOW)
+    process = subprocess.Popen([sys.executable, "slow.py"], env={**os.environ, "TMPDIR": str(temporary)}, stdout=subprocess.DEVNULL)
+    end = time.monotonic() + 60
+    while not ((home / "pid").exists() and (home / "pid").read_text()) and time.monotonic() < end:
+        assert process.poll() is None
+        time.sleep(0.02)
+    assert len(list(temporary.iterdir())) == 1
+    process.send_signal(number)
+    assert process.wait(30) == 128 + number
+    assert list(temporary.iterdir()) == []
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((home / "pid").read_text()), 0)
 
 
 def test_a_check_that_hangs_is_left(home: Path) -> None:
