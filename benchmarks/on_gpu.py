@@ -83,7 +83,7 @@ def ours(program: CudaProgram, batches: Sequence[dict[str, np.ndarray]], togethe
 def alternate(sides: dict[str, Callable[[int], float]], steps: int, rounds: int) -> dict[str, list[float]]:
     """ms a step of each side, in blocks that take turns."""
     times: dict[str, list[float]] = {name: [] for name in sides}
-    for name, run in sides.items():
+    for run in sides.values():
         run(max(10, steps // 6))
     torch.cuda.synchronize()
     for number in range(rounds):

@@ -82,6 +82,14 @@ def _attend_grad(of: int, causal: bool, scale: float) -> Callable[..., Any]:
     return gradient
 
 
+def _attend_grad_packed(causal: bool, scale: float) -> Callable[..., Any]:
+    def gradient(*operands: np.ndarray) -> np.ndarray:
+        parts = [np.swapaxes(_attend_grad(of, causal, scale)(*operands), 1, 2) for of in range(3)]
+        return np.concatenate([x.reshape(*x.shape[:2], -1) for x in parts], -1)
+
+    return gradient
+
+
 def _linear_entropy_grad(of: int) -> Callable[..., Any]:
     def gradient(x: np.ndarray, w: np.ndarray, y: np.ndarray, ct: np.ndarray) -> np.ndarray:
         by_logits = ct[..., None] * (_softmax(x @ w) - np.eye(w.shape[1])[y])
@@ -238,6 +246,7 @@ CASES: list[Case] = [
       for of in range(3)),
     *(Case("attend-grad", tuple((shape, "real") for shape in ((2, 1), (2, 3), (4, 3), (4, 1), (2, 1))),
            _attend_grad(of, False, 3**-0.5), {"of": of, "scale": 3**-0.5}) for of in range(3)),
+    Case("attend-grad-packed", (((2, 2, 3, 2), "real"),) * 5, _attend_grad_packed(True, 0.7), {"causal": True, "scale": 0.7}),
     Case("normalize", (((2, 4), "real"),), _normalize(-1, 1e-5)),
     Case(
         "normalize",
