@@ -11,15 +11,20 @@ from typing import Any
 
 from sexpgpu.compiler import choose_run, flops, graph_results, knob_notes, train_graph
 from sexpgpu.diagnostics import fail, printable, suggestion
+from sexpgpu.explain.pages import is_code, page
+from sexpgpu.explain.report import report
+from sexpgpu.explain.screen import lines
 from sexpgpu.forms import Form, ListForm
 from sexpgpu.ir import Node, postorder
 from sexpgpu.ir.text import document, graph_text
 from sexpgpu.lisp.macros import expand
+from sexpgpu.lisp.tensors import signature
 from sexpgpu.lisp.values import Macro, Tensor, show
 from sexpgpu.ops import OpProblem, table
 from sexpgpu.passes.autodiff import grad
 from sexpgpu.passes.expand import expand_gradients
 from sexpgpu.read.printer import print_form
+from sexpgpu.repl.lazy import lazily
 from sexpgpu.repl.session import FORM_COMMANDS, Session
 from sexpgpu.source import Source, Span
 
@@ -118,11 +123,9 @@ def _run(session: Session, text: str, name: str) -> None:
         fail("E-RUN-080", "`,run` takes a number of steps, and a run where the file has several: ,run 10 [RUN]")
     if session.file is None:
         fail("E-RUN-080", "there is no file to run", help=",load FILE")
-    from sexpgpu.repl.running import Running  # brings torch
-
     run = choose_run(session.loaded.experiment, words[1] if len(words) > 1 else None)
     if session.running is None or session.running.run.name != run.name:
-        made = Running(session.loaded, run, session.show)
+        made = lazily("Running")(session.loaded, run, session.show)
         if session.running is not None:
             session.running.close()
         session.running = made
@@ -161,8 +164,7 @@ def _grad(session: Session, text: str, name: str) -> None:
         found = grad(scalar, [node for _, node in wanted], session.origins)
     except OpProblem as p:
         fail(p.code, p.message, forms[0].span, help=p.help or ())
-    from sexpgpu.repl.tensors import text as shown
-
+    shown = lazily("shown")
     values = session.values().compute(found, session.origins)
     for (label, node), value in zip(wanted, values, strict=True):
         session.show(f"by {label}")
@@ -232,8 +234,6 @@ def _shape(session: Session, text: str, name: str) -> None:
 
 
 def _explain(session: Session, text: str, name: str) -> None:
-    from sexpgpu.explain.pages import is_code, page
-
     word = text.strip()
     if is_code(word):
         session.show(page(word.upper()))
@@ -241,9 +241,6 @@ def _explain(session: Session, text: str, name: str) -> None:
     if not word:
         if session.file is None:
             fail("E-RUN-080", "`,explain` needs a form or a code, or a loaded file: ,explain (matmul [[1.0]] [[2.0]])")
-        from sexpgpu.explain.report import report
-        from sexpgpu.explain.screen import lines
-
         found = report(session.loaded)
         for traced in found.runs:
             session.report(traced.warnings)
@@ -291,8 +288,6 @@ def documentation(session: Session, word: str) -> str:
         return f"{word}: {show(value)}"
     op = getattr(getattr(value, "inner", value), "op", None)
     if op is not None:
-        from sexpgpu.lisp.tensors import signature
-
         call = signature(op)
     else:
         call = f"({word} {str(getattr(value, 'signature', '')).strip('()')})".replace(" )", ")")

@@ -20,6 +20,7 @@ from sexpgpu.forms import Form, ListForm
 from sexpgpu.ir import Node, Origins
 from sexpgpu.lisp.values import Tensor, show, with_knobs
 from sexpgpu.read.reader import read
+from sexpgpu.repl.lazy import lazily
 from sexpgpu.repl.literals import Literals, with_literals
 from sexpgpu.source import Source
 
@@ -113,15 +114,13 @@ class Session:
 
     def enter(self, text: str) -> bool:
         """Evaluate one input and print what comes of it; whether it went well. Never raises."""
-        from sexpgpu.repl.commands import perform
-
         if not text.strip():
             return True
         self.count += 1
         source = Source(f"input-{self.count}", text)
         try:
             if text.lstrip().startswith(","):
-                perform(self, text.strip(), source.name)
+                lazily("perform")(self, text.strip(), source.name)
             else:
                 for form in read(source):
                     self.show_value(self.evaluate(form))
@@ -180,18 +179,15 @@ class Session:
 
     def values(self) -> Any:
         """What leaves are bound to now."""
-        from sexpgpu.repl.tensors import Values
-
         running = self.running
         trained = running.value if running is not None else lambda path: None
-        return Values(self.literals, self.registry, trained, running.run.seed if running else 0, running.step if running else 0)
+        return lazily("Values")(self.literals, self.registry, trained, running.run.seed if running else 0, running.step if running else 0)
 
     def show_value(self, value: Any) -> None:
         """Print a value; tensors are computed, those of a list together. It is `_` from now on."""
         nodes = tensors_in(value)
         if nodes:
-            from sexpgpu.repl.tensors import text
-
+            text = lazily("shown")
             computed = dict(zip(nodes, self.values().compute(nodes, self.origins), strict=True))
             parts = value if isinstance(value, tuple) else (value,)
             for part in parts:

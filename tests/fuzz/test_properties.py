@@ -124,6 +124,7 @@ WHOLE = {
 
 @settings(MANY, max_examples=300)
 @given(st.sampled_from(sorted(WHOLE)), JSONS, st.booleans())
+@example("files", [{"name": None, "size": 3, "sha256": "0" * 64}], False)
 def test_manifest(key: str, value: object, remove: bool) -> None:
     raw = dict(WHOLE)
     if remove:

@@ -147,7 +147,7 @@ def _check_parent(parent: Any) -> None:
 
 def _check_file(sizes: Mapping[str, int], entry: Any) -> None:
     """Name, size and the form of the digest: before anything of the file is read."""
-    if not isinstance(entry, dict) or not _FILE.fullmatch(str(entry.get("name"))) or entry["name"].startswith("."):
+    if not isinstance(entry, dict) or not isinstance(entry.get("name"), str) or not _FILE.fullmatch(entry["name"]) or entry["name"].startswith("."):
         raise Torn(f"{NAME} names a file in an odd way")
     if not isinstance(entry.get("size"), int) or not _SHA.fullmatch(str(entry.get("sha256"))):
         raise Torn(f"{NAME} has no size and SHA-256 for {entry['name']}")

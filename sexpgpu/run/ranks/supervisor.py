@@ -17,6 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
 from sexpgpu.diagnostics import fail, printable, problem
@@ -478,9 +479,7 @@ def _listener(host: str, port: int) -> socket.socket:
 
 def _agent(layout: Layout, limit: float, own: str | None = None) -> str:
     """Through torchrun's store: post 0 leaves its address there, the others read it."""
-    from datetime import timedelta  # this way alone needs torch here
-
-    from torch.distributed import PrefixStore, TCPStore
+    from torch.distributed import PrefixStore, TCPStore  # this way alone needs torch here
 
     key = "address " + os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     try:
