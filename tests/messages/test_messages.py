@@ -164,7 +164,8 @@ def test_a_name_that_is_defined_later_is_none_of_them(tmp_path: Path) -> None:
 def test_a_plan_over_the_device_s_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Planned before a kernel is compiled, so no GPU is needed to see it."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sexpgpu.backends.cuda.device.interpreted", lambda: True)
+    for module in ("device", "program"):  # whichever of them was imported first
+        monkeypatch.setattr(f"sexpgpu.backends.cuda.{module}.interpreted", lambda: True)
     monkeypatch.setattr("sexpgpu.cli.device.cache", lambda environ: [])
     (tmp_path / "d.csv").write_text(CSV, "utf-8")
     (tmp_path / "p.lisp").write_text(model("(linear (linear x 1000) 5)").replace(":split train :batch 8", ":batch 20"), "utf-8")
