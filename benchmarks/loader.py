@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 BATCH, CONTEXT = 64, 128
-BARS = {"warm / eager": 1.5, "cold / eager by cpu": 1.5, "first batch seconds": 2.0, "s3 / local": 0.9}
+BARS = {"warm / eager": 1.5, "cold / eager": 1.5, "first batch seconds": 2.0, "s3 / local": 0.9}
 
 
 def make(folder: Path, records: int, shards: int) -> Path:
