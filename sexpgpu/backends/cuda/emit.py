@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import prod
 
 from sexpgpu.ir import Node, Origins
 from sexpgpu.ops import table
@@ -700,6 +699,3 @@ def _cast(old: str, new: str, name: str) -> str:
     if TYPES[new] == TYPES[old]:
         return name
     return f"{name}.to({TYPES[new]})"
-
-
-__all__ = ["Blocks", "Emitted", "Emitter", "choose_blocks", "next_power", "prod"]

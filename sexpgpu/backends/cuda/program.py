@@ -20,7 +20,6 @@ from sexpgpu.backends.cuda.device import INTERPRETED, Device, free_memory, inter
 from sexpgpu.backends.cuda.executable import Bound, Compiled
 from sexpgpu.backends.cuda.indices import raise_bad_index
 from sexpgpu.backends.cuda.memory import MemoryPlan, check_plan, check_state, memory_plan
-from sexpgpu.backends.interpreter.dtypes import TORCH
 from sexpgpu.backends.interpreter.program import Result, capacity_of, source_of
 from sexpgpu.ir import Node
 from sexpgpu.ops import build, constant
@@ -535,6 +534,3 @@ class CudaProgram:
 
 def _as_float(node: Node, dtype: str) -> Node:
     return node if node.type.dtype == dtype else build("cast", node, dtype=dtype)
-
-
-__all__ = ["TORCH", "CudaProgram"]

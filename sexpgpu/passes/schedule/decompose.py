@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from math import prod
 
 from sexpgpu.ir import DTYPES, Node, Origins, postorder
-from sexpgpu.ops import build, constant
-from sexpgpu.ops.helpers import add, combine, div, expand_reduced, mul, spread, sub, total, where
+from sexpgpu.ops import build
+from sexpgpu.ops.helpers import add, combine, div, mul, sub, total, where
 from sexpgpu.ops.random import categorical_parts
 from sexpgpu.passes.rewrite import rebuild, rewrite
 
@@ -328,4 +328,3 @@ _RULES: dict[str, Callable[[Node], Node | None]] = {
     "cast": _cast,
     "random-categorical": categorical_parts,
 }
-__all__ = ["MOVES", "constant", "decompose", "expand_reduced", "spread"]

@@ -21,7 +21,6 @@ from sexpgpu.passes.schedule.index import Expr, Index, Var, lift, offset, unrave
 from sexpgpu.passes.schedule.views import CHOOSING, PLAIN, VIEWS, aligned, picked, place_of, strided, through
 
 REDUCTIONS = frozenset({"sum", "reduce-max", "reduce-min", "reduce-all", "reduce-any", "prod"})
-#: pointwise by meaning, but computed by a call
 INLINE_WEIGHT = 240  # operations an element that may be repeated instead of read
 INLINE_NODES = 192  # nodes of one expression
 MAX_READS = 40
