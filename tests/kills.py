@@ -82,10 +82,17 @@ class Chain:
         return at_path(f"{self.location}/step-{steps}").manifest.digest
 
     def points(self) -> dict[tuple[Any, ...], Any]:
-        """(name, split, step) -> value of what measures no time; a point twice is a failure of the file's contract."""
+        """(name, split, step) -> value of what measures no time; a point twice is a failure of the file's contract.
+
+        A kill before the first checkpoint leaves nothing to resume: what comes after is another run in the same file, and
+        readers take the last one.
+        """
         found: dict[tuple[Any, ...], Any] = {}
+        run_id = None
         for line in (self.folder / f"{self.name}.jsonl").read_text(encoding="utf-8").splitlines():
             r = json.loads(line)
+            if r["run_id"] != run_id:
+                run_id, found = r["run_id"], {}
             if r["type"] == "metric" and not r["name"].endswith(("-seconds", "per-second")):
                 key = (r["name"], r["metadata"].get("split"), r["metadata"].get("eval"), r["step"])
                 assert key not in found, f"twice: {key}"

@@ -276,10 +276,10 @@ class Index:
             except SexpError:
                 del self.blocks[shard.uri]  # nobody takes it before the error is known
                 raise
+            for _, missing in self._untold.values():
+                missing.discard(shard.uri)
+            self._tell_cuts()  # with the lock held: said before anybody sees the last record
             self._change.notify_all()
-        for _, missing in list(self._untold.values()):
-            missing.discard(shard.uri)
-        self._tell_cuts()
 
     def _check_bounds(self, known: dict[str, Any]) -> None:
         for bound in self._bounds:
