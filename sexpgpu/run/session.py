@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sexpgpu.diagnostics import Diagnostic, SexpError, SexpErrors, out_of_memory
+from sexpgpu.diagnostics import Diagnostic, SexpError, SexpErrors, note_warning, out_of_memory
 from sexpgpu.run.autopsy.examine import Case, examine
 from sexpgpu.run.best import Best
 from sexpgpu.run.bind import BoundData, bind
@@ -25,7 +25,7 @@ from sexpgpu.run.checkpoints.tensors import HostCopy
 from sexpgpu.run.checkpoints.writer import Cancel, Writer
 from sexpgpu.run.data.feed import Feed
 from sexpgpu.run.disk import check_disk
-from sexpgpu.run.events import Annotation, Failed, Finished, Listener, PhaseChanged, Saved, Started, Stopped
+from sexpgpu.run.events import Annotation, Failed, Finished, Listener, PhaseChanged, Saved, Started, Stopped, Warned
 from sexpgpu.run.initial import Weights, component, fit, open_weights, start
 from sexpgpu.run.loop import train
 from sexpgpu.run.metrics import TargetSpec, open_targets, parse_targets
@@ -127,6 +127,9 @@ class _Session:
             plan.team.member.meet("data", data_facts(data))
         if not options.quiet:
             self.listeners.append(progress_for(self.stream))
+        if self.status is not None and self.status.rival is not None:
+            self.emit(Warned(note_warning(
+                "W-RUN-005", f"process {self.status.rival} writes the status file {self.status.path} too", help="give each run a --status of its own")))
         comparison = self._compile(choice, trajectory)
         if self.store is not None and self.program is not None:
             check_disk(self.store.url, self.program.schema(), plan.run.keep, plan.run.keep_best is not None, self.note)

@@ -111,6 +111,16 @@ def _alive(pid: int) -> bool:
     return True
 
 
+def _rival(path: Path) -> int | None:
+    """The process of this machine that lives and writes this file, by what it says of itself; ours is none."""
+    try:
+        seen = read_status(path)
+    except SexpError:
+        return None
+    pid = seen.facts["pid"]
+    return pid if not seen.ended and seen.facts["host"] == socket.gethostname() and isinstance(pid, int) and pid != os.getpid() else None
+
+
 def close_status(path: str | Path, state: str, error: Mapping[str, Any] | None, ranks: list[dict[str, Any]]) -> None:
     """Ends the status file of a run whose rank 0 could not: it keeps what that had said. A person's file is left alone."""
     place = Path(os.path.realpath(path))
@@ -143,6 +153,7 @@ class StatusFile:
         self._end = threading.Event()
         self.trouble = ""
         self._refuse_odd_paths()
+        self.rival = _rival(self.path)  # a live process that writes this file too, or None
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._replace()

@@ -5,6 +5,9 @@ import json
 import math
 import os
 import re
+import socket
+import subprocess
+import sys
 import threading
 import time
 
@@ -18,6 +21,13 @@ from sexpgpu.run.metrics.record import line_of, metric, tap_name
 from sexpgpu.run.signals import parse_duration
 from sexpgpu.run.slug import head_of, new_slug, stamp_of
 from sexpgpu.run.status import StatusFile
+
+PROGRAM = """(defdata d (csv "d.csv" :fields ((x f32) (y f32))))
+(deflayer net (x) (* x (param "w" [] :init ones)))
+(defun fit (x y) (mean (square (- (net x) y))))
+(import "optim")
+(defrun train :data (batches d :batch 2) :loss fit :optimizer (sgd :lr 0.1) :steps 2 :seed 1)
+"""
 
 
 def code_of(call):
@@ -96,6 +106,26 @@ def test_status_not_writable(tmp_path):
     assert code_of(lambda: StatusFile(tmp_path / "plain" / "s.json")) == "E-RUN-020"
     assert code_of(lambda: StatusFile(tmp_path)) == "E-RUN-020"
     assert code_of(lambda: StatusFile(os.devnull)) == "E-RUN-020"
+
+
+def test_a_status_file_of_two_live_runs(tmp_path):
+    path = tmp_path / "s.json"
+    other = subprocess.Popen(["sleep", "60"])
+    try:
+        facts = {"state": "running", "run_id": "a", "updated": time.time(), "pid": other.pid, "host": socket.gethostname()}
+        for change, rival in (({}, other.pid), ({"state": "done"}, None), ({"host": "elsewhere"}, None), ({"pid": os.getpid()}, None)):
+            path.write_text(json.dumps(facts | change))
+            status = StatusFile(path)
+            status.close()
+            assert status.rival == rival, change
+        path.write_text(json.dumps(facts))
+        (tmp_path / "a.lisp").write_text(PROGRAM)
+        (tmp_path / "d.csv").write_text("x,y\n1,2\n3,4\n")
+        done = subprocess.run([sys.executable, "-m", "sexpgpu", "run", "a.lisp", "--status", "s.json"], cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0 and f"W-RUN-005] status file of two runs: process {other.pid} writes" in done.stderr, done.stderr
+    finally:
+        other.kill()
+        other.wait()
 
 
 def test_slugs():

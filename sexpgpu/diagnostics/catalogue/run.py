@@ -405,6 +405,20 @@ Right:
     --deadline running=5m
 """,
     ),
+    "W-RUN-005": Entry(
+        "status file of two runs",
+        """\
+Another run that is alive writes the same status file. Each replaces what the other said.
+
+Why: A status file says how one run stands, and whoever reads it cannot tell the two apart but by their pid.
+
+Wrong:
+    two runs at once with SEXPGPU_STATUS=status.json
+
+Right:
+    sexpgpu run a.lisp --status a.json & sexpgpu run b.lisp --status b.json
+""",
+    ),
     "W-RUN-004": Entry(
         "samples taken together",
         """\
