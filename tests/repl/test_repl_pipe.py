@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,9 @@ from sexpgpu.repl.pipe import inputs
 from sexpgpu.repl.session import Session, unfinished
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests"))
+from busy import until_busy  # noqa: E402
+
 DIGITS = ROOT / "examples/digits.lisp"
 
 
@@ -217,7 +219,7 @@ def test_interrupt_stops_an_evaluation_only() -> None:
     assert process.stdout.readline() == "42\n" and "loop" in process.stdout.readline()
     process.stdin.write("(loop 0)\n")
     process.stdin.flush()
-    time.sleep(1.0)
+    until_busy(process.pid)
     process.send_signal(signal.SIGINT)
     assert "stopped" in process.stderr.readline()
     out, _ = process.communicate("(+ 1 1)\n", timeout=60)

@@ -17,6 +17,9 @@ from sexpgpu.repl.lexer import SexpLexer
 from sexpgpu.repl.session import Session
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests"))
+from busy import until_busy  # noqa: E402
+
 pexpect = pytest.importorskip("pexpect") if sys.platform != "win32" else pytest.skip("no terminals", allow_module_level=True)
 
 
@@ -99,9 +102,7 @@ def test_lines_completion_history_and_interrupts(person: Person, tmp_path: Path)
     person.enter("(defun spin (n) (spin (+ n 1)))")
     person.sees("<function spin>")
     person.enter("(spin 0)")
-    import time
-
-    time.sleep(1.0)
+    until_busy(person.child.pid)
     person.type("\x03")
     person.sees("stopped; the session goes on")
     person.asks("(+ 20 3)", "23")

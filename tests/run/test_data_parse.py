@@ -6,6 +6,7 @@ import os
 import stat
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -288,17 +289,20 @@ def test_a_mistake_made_ahead_is_raised_at_its_step():
 
 
 def test_a_step_does_not_wait_for_a_slow_source():
+    begun, gate = threading.Event(), threading.Event()
+
     class Slow:
         def batch(self, step):
-            time.sleep(0.05)
+            if step == 2:
+                begun.set()  # 0 and 1 are there
+                gate.wait(60)
             return step
 
     ahead = Prefetched(Slow())
-    ahead.batch(0)
-    time.sleep(0.3)
-    begin = time.perf_counter()
-    assert [ahead.batch(i) for i in (1, 2, 3)] == [1, 2, 3]
-    assert time.perf_counter() - begin < 0.04
+    assert ahead.batch(0) == 0 and begun.wait(60)
+    assert ahead.batch(1) == 1 and not gate.is_set()  # while the source makes 2
+    gate.set()
+    assert ahead.batch(2) == 2
 
 
 def test_large_mapped_sources_are_made_ahead(tmp_path, monkeypatch):

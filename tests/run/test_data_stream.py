@@ -196,8 +196,8 @@ def test_the_first_stop_ends_long_work_before_the_first_step(monkeypatch, before
         with pytest.raises(Interrupted) as stop, signals.at_once():
             if not before:
                 os.kill(os.getpid(), signal.SIGTERM)
-            time.sleep(20)
-        assert stop.value.signum == signal.SIGTERM and 0.1 < time.monotonic() - begin < 10
+            time.sleep(60)
+        assert stop.value.signum == signal.SIGTERM and 0.1 < time.monotonic() - begin < 40
         with signals.at_once():
             pass  # short work ends by itself
     finally:

@@ -88,26 +88,28 @@ def _resolve(path: str):
 
 
 def test_a_second_signal_while_a_checkpoint_is_written_commits_nothing(tmp_path, whole, monkeypatch):
-    began, real = threading.Event(), FolderStorage.put
+    began, sent, real = threading.Event(), threading.Event(), FolderStorage.put
 
     def slow(self, name, data, **keys):
         if name.startswith("step-20/part"):
             began.set()
-            time.sleep(0.6)
+            sent.wait(60)
+            time.sleep(1.0)  # the signal is being acted on
         return real(self, name, data, **keys)
 
     def twice():
         began.wait(60)
         send(signal.SIGTERM)
-        time.sleep(0.1)
+        time.sleep(0.5)  # two that come together are one to Python
         send(signal.SIGTERM)
+        sent.set()
 
     monkeypatch.setattr(FolderStorage, "put", slow)
     threading.Thread(target=twice, daemon=True).start()
     write(tmp_path)
     assert run(tmp_path) == 143
     assert status(tmp_path)["state"] == "stopped" and status(tmp_path)["checkpoint"]["step"] == 15
-    time.sleep(0.8)
+    time.sleep(1.5)
     assert steps(tmp_path) == [5, 10, 15]
     monkeypatch.undo()
     assert run(tmp_path, "--resume", "latest") == 0
