@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Callable
 
 import torch
-from on_gpu import say
+from sides import say
 
 from sexpgpu.backends.cuda.executable import Bound, Compiled
 from sexpgpu.backends.interpreter.dtypes import TORCH

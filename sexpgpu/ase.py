@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from sexpgpu.diagnostics import fail
 from sexpgpu.potential.model import FUNCTIONS, Potential
 from sexpgpu.run.data.extxyz import edges_of
 from sexpgpu.run.data.structures import Structures
@@ -23,7 +22,7 @@ except ImportError as error:
 
 
 class Calculator(_Calculator):
-    """Further keywords of `Potential`: run, variant, sets, function, weights, precision.
+    """Further keywords of `Potential`: run, variant, sets, function, weights, precision. device: "cpu" or "cuda".
 
     skin: Å beyond the cutoff in which neighbours are kept, so that a list serves until an atom has moved half of it.
     The compiled graph is reused while atoms and edges fit it.
@@ -34,9 +33,7 @@ class Calculator(_Calculator):
     def __init__(self, file: str, checkpoint: str, device: str = "cpu", *, skin: float = 0.3, **keys: Any):
         own = {k: keys.pop(k) for k in ("run", "variant", "sets", "function", "weights", "precision") if k in keys}
         super().__init__(**keys)
-        if device != "cpu":
-            fail("E-RUN-055", f"the calculator's device is `{device}`, and this version computes on the CPU only", help='leave it out, or say "cpu"')
-        self.potential, self.skin = Potential(file, checkpoint, **own), float(skin)
+        self.potential, self.skin = Potential(file, checkpoint, device=device, **own), float(skin)
         self.lists = 0  # neighbour lists made so far
         self._list: tuple[Any, ...] | None = None
 

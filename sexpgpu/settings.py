@@ -604,11 +604,7 @@ def not_yet(settings: Settings) -> list[Diagnostic]:
         value = settings.of(key)
         found.append(problem(code, f"{value.via} {what}", help=mend).diagnostic)
 
-    if settings.device == "cuda" and settings.devices is not None and len(settings.devices) > 1:
-        refuse("devices", f"names {len(settings.devices)} GPUs, and this version uses one; CPU ranks may be several", "leave it out, or name one")
     if settings.nodes > 1:
-        if settings.device == "cuda":
-            refuse("nodes", f"asks for {settings.nodes} machines with GPUs, and this version uses one", "leave it out, or write 1")
         if settings.rendezvous is None:
             refuse("nodes", f"asks for {settings.nodes} machines, and SEXPGPU_RENDEZVOUS does not say where they meet",
                    "export SEXPGPU_RENDEZVOUS=host:port, an address of node 0, on every machine", "E-ENV-003")

@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from sexpgpu.backends.interpreter.dtypes import TORCH
-from sexpgpu.passes.flatten import Flat
+from sexpgpu.passes.flatten import ALIGN, Flat
+
+
+@dataclass(frozen=True)
+class Line:
+    """A vector of gradients. starts: parameter -> its first element, in the vector's order; share: elements of one rank's share, 0
+    where the vector is not divided."""
+
+    vector: Any
+    starts: Mapping[str, int]
+    share: int = 0
 
 
 class Arena:
     """tensors: name -> view or tensor, for every name of `schema`. gradients: vector's or parameter's name -> tensor;
-    views: parameter -> its gradient in there. All start as zeros and stay where they are.
+    views: parameter -> its gradient in there; lines: the vectors that all of them lie in. All start as zeros and stay where they are.
 
     Where the update is of a share of each vector (`Group.shares`), optimizer state is there for that share alone, the
     `rank`-th: its names are not in `tensors`, and `put` and `whole` are the way to them.
@@ -42,14 +53,30 @@ class Arena:
                         self.views[name] = view
                     else:
                         made[f"{role}/{name}"] = view
-        for name, leaf in flat.gradients.items():
-            if name not in self.gradients:
-                self.gradients[name] = self.views[name] = torch.zeros(leaf.type.shape, dtype=TORCH[leaf.type.dtype])
+        self.lines = [Line(self.gradients[group.vector("gradient")], group.offsets, group.share if group.shares > 1 else 0) for group in flat.groups]
+        self._lay_others()
         self.tensors = {
             name: made[name] if name in made else torch.zeros(shape, dtype=TORCH[dtype])
             for name, (dtype, shape) in schema.items()
             if self._homes.get(name) not in self.divided
         }
+
+    def _lay_others(self) -> None:
+        """Gradients that are in no group's vector, one after another too."""
+        others: dict[Any, dict[str, int]] = {}
+        sizes: dict[Any, int] = {}
+        leaves = {name: leaf for name, leaf in self.flat.gradients.items() if name not in self.gradients}
+        for name, leaf in leaves.items():
+            dtype = TORCH[leaf.type.dtype]
+            others.setdefault(dtype, {})[name] = sizes.get(dtype, 0)
+            step = ALIGN // dtype.itemsize
+            sizes[dtype] = sizes.get(dtype, 0) + -(-max(1, leaf.type.size) // step) * step
+        for dtype, starts in others.items():
+            vector = torch.zeros(sizes[dtype], dtype=dtype)
+            self.lines.append(Line(vector, starts))
+            for name, start in starts.items():
+                shape = leaves[name].type.shape
+                self.gradients[name] = self.views[name] = vector[start : start + shape_size(shape)].view(shape)
 
     def place(self, name: str) -> Any:
         """Of a vector or a state's name: what the update reads and writes."""
@@ -77,11 +104,12 @@ class Arena:
             self.vectors[home][low:high] = value.reshape(-1)[low - start : high - start]
 
     def whole(self, gather: Callable[[Any], Any]) -> dict[str, Any]:
-        """Every state's name -> its whole tensor; `gather` joins the shares of a divided vector."""
+        """Every state's name -> its whole tensor; `gather` joins the shares of a divided vector. Where it gives None, on a rank
+        that need not know, the divided states are left out."""
         tensors = dict(self.tensors)
         joined = {home: gather(self.vectors[home]) for home in self.divided}
         for name, home in self._homes.items():
-            if home in joined:
+            if joined.get(home) is not None:
                 group, plain = self.of_vector[home], name.split("/", 2)[2]
                 start, shape = group.offsets[plain], group.shapes[plain]
                 tensors[name] = joined[home][start : start + shape_size(shape)].view(shape)

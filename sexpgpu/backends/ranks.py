@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
+
+BUCKET = 25 << 20  # bytes of gradients that travel together
 
 
 class Team(Protocol):
@@ -11,6 +14,7 @@ class Team(Protocol):
 
     rank: int
     ranks: int
+    wire: str  # of gradients between nodes: f32, or bf16
 
     def sum_(self, tensor: Any) -> None:
         """In place: the sum over ranks."""
@@ -30,11 +34,26 @@ class Team(Protocol):
     def copy_(self, tensors: Sequence[Any], root: int = 0) -> None:
         """In place: rank `root`'s values."""
 
+    def part_(self, part: Any, owner: int | None = None) -> None:
+        """In place: the sum over ranks of a part of a vector of gradients, as `gradients_` makes it. With `owner` on that rank alone."""
+
+    def join_(self, vector: Any) -> None:
+        """In place: every rank's share of a vector of which each has its own."""
+
+    def on_host(self, share: Any) -> Any:
+        """The shares of all ranks, one after another, in rank 0's host memory; None on the others."""
+
+    def tell(self, text: str) -> str:
+        """Rank 0's text."""
+
+    def waiting(self, what: str) -> AbstractContextManager[None]:
+        """Around a wait of the host for what the other ranks have a part in."""
+
 
 class Alone:
     """A run of one rank: nothing to do."""
 
-    rank, ranks = 0, 1
+    rank, ranks, wire = 0, 1, "f32"
 
     def sum_(self, tensor: Any) -> None: ...
 
@@ -50,3 +69,23 @@ class Alone:
         return share
 
     def copy_(self, tensors: Sequence[Any], root: int = 0) -> None: ...
+
+    def part_(self, part: Any, owner: int | None = None) -> None: ...
+
+    def join_(self, vector: Any) -> None: ...
+
+    def on_host(self, share: Any) -> Any:
+        return share
+
+    def tell(self, text: str) -> str:
+        return text
+
+    def waiting(self, what: str) -> AbstractContextManager[None]:
+        return nullcontext()
+
+
+class Assumed(Alone):
+    """The first of so many ranks that are not there: for a plan, which exchanges nothing."""
+
+    def __init__(self, ranks: int):
+        self.ranks = ranks

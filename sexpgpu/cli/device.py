@@ -67,12 +67,17 @@ def unusable(folder: Path) -> str:
         return error.strerror or type(error).__name__
 
 
-def open_device(settings: Any) -> Any:
-    """The device that the settings ask for: None is the CPU. Raises E-DEV-…"""
+def open_device(settings: Any, ordinal: int | None = None) -> Any:
+    """The device that the settings ask for: None is the CPU. ordinal: of one rank's, among several. Raises E-DEV-…"""
     if settings.device != "cuda":
         return None
     module, name = OPEN.split(":")
-    return getattr(import_module(module), name)(settings.devices)
+    return getattr(import_module(module), name)(settings.devices if ordinal is None else (ordinal,))
+
+
+def speaks(opened: Any) -> str:
+    """What the ranks' collectives are made for: `cuda`, or `cpu`, also where kernels run on it."""
+    return "cpu" if opened is None or opened.interpreted else "cuda"
 
 
 def check_scatter(settings: Any, stated: Any) -> None:
@@ -85,8 +90,9 @@ def check_scatter(settings: Any, stated: Any) -> None:
     output.say("not bit-exact: FLASHCART_TP_SCATTER_KERNEL=edge")
 
 
-def begin(settings: Any, deterministic: bool, stated: Any = None) -> Any:
-    """`prepare`, with its warnings said, and the device. After it torch is imported. stated: where the file says `:deterministic true`."""
+def begin(settings: Any, deterministic: bool, stated: Any = None, ordinal: int | None = None) -> Any:
+    """`prepare`, with its warnings said, and the device. After it torch is imported. stated: where the file says `:deterministic true`;
+    ordinal: of one rank's device."""
     check_scatter(settings, stated)
     output.report(prepare(os.environ, settings.device, deterministic))
-    return open_device(settings)
+    return open_device(settings, ordinal)

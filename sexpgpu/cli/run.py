@@ -158,11 +158,11 @@ def _compile_and_execute(arguments: Arguments, signals: Any, status: Any) -> int
     member, ranks = arguments.member, arguments.ranks
     known = None if member is not None and member.place.rank else stored(settings, loaded.experiment.file, run.name)
     count = threads.prepare(os.environ, operations // ranks, known, 1 if member is None else member.place.each)
-    opened = device.begin(settings, run.deterministic, run.deterministic_at)
+    opened = device.begin(settings, run.deterministic, run.deterministic_at, None if member is None else member.place.device)
     planned = plan(loaded, run, traced, count, settings, arguments.sets, opened)
     output.report(compiler.mixes(traced, run, ranks))
     if ranks > 1:
-        planned = among(planned, loaded, chosen, count, settings, member)
+        planned = among(planned, loaded, chosen, count, settings, member, opened)
         if member.place.rank:
             return stage("follow")(planned, signals)
     try:
@@ -171,16 +171,28 @@ def _compile_and_execute(arguments: Arguments, signals: Any, status: Any) -> int
         raise compiler.with_largest(error, traced) from None
 
 
-def among(planned: Any, loaded: Any, chosen: Any, count: int, settings: Settings, member: Any) -> Any:
+def among(planned: Any, loaded: Any, chosen: Any, count: int, settings: Settings, member: Any, opened: Any = None) -> Any:
     """The plan as one of several ranks has it: met with the others, its program over a part of the batch."""
     compiler, ranks = stage("compiler"), member.place.ranks
     facts = stage("facts")(planned, member.place, settings.device, settings.node_gradients)
-    team = stage("join")(member.place, member, facts, settings.device, settings.node_gradients, count)
+    team = stage("join")(member.place, member, facts, device.speaks(opened), settings.node_gradients, count)
     data = replace(chosen.data, parts=chosen.accumulate * ranks)
     run = stage("measured")(replace(chosen, data=data))
     graphs = None if data.source.structures else planned.step_graphs  # packed again for one rank, a batch is of other sizes
-    return replace(planned, run=run, team=team, step_graphs=graphs,
-                   compile=lambda: compiler.program(compiler.stages(loaded, run, settings.device, ranks), settings.device, team.threads, team=team.collectives))
+    more = {} if opened is None else at_device(settings, opened)
+
+    def build() -> Any:
+        program = compiler.program(compiler.stages(loaded, run, settings.device, ranks), settings.device, team.threads, team=team.collectives, **more)
+        if settings.explain == "kernels" and not member.place.rank:
+            output.say("\n".join(stage("kernels")(program)))
+        return program
+
+    return replace(planned, run=run, team=team, step_graphs=graphs, compile=build)
+
+
+def at_device(settings: Settings, opened: Any) -> dict[str, Any]:
+    """What a GPU's program takes more than the CPU's."""
+    return {"opened": opened, "budget": None if settings.memory is None else int(settings.memory * 2**30)}
 
 
 REHEARSAL = 2  # steps: the second one has optimizer state
@@ -215,8 +227,7 @@ def plan(loaded: Any, run: Any, traced: Any, count: int, settings: Settings, set
     def build() -> Any:
         if opened is None:
             return compiler.program(compiler.stages(loaded, run), "cpu", count)
-        budget = None if settings.memory is None else int(settings.memory * 2**30)
-        program = compiler.program(compiler.stages(loaded, run, "cuda"), "cuda", count, opened=opened, budget=budget)
+        program = compiler.program(compiler.stages(loaded, run, "cuda"), "cuda", count, **at_device(settings, opened))
         if settings.explain == "kernels":
             output.say("\n".join(stage("kernels")(program)))
         return program

@@ -22,7 +22,7 @@ from sexpgpu.backends.cuda.device import interpreted, open_device
 from sexpgpu.backends.cuda.executable import Compiled, run_graph
 from sexpgpu.backends.interpreter import compile_graph
 from sexpgpu.backends.interpreter.dtypes import TORCH
-from sexpgpu.backends.interpreter.program import source_of
+from sexpgpu.backends.leaves import source_of
 from sexpgpu.diagnostics import Diagnostic, SexpError, problem
 from sexpgpu.ir import Node, Origins, postorder
 from sexpgpu.ops import build

@@ -7,7 +7,7 @@ from math import prod
 from typing import Any
 
 from sexpgpu.ir import Node, TensorType
-from sexpgpu.ops.definition import Lowering, Op, OpProblem, build
+from sexpgpu.ops.definition import Lowering, Op, OpProblem, Parameter, build
 from sexpgpu.ops.helpers import Attrs, Types, broadcast_type, require_float, same_dtype, traffic, unbroadcast
 
 # Operands of one axis are a row on the left and a column on the right, as in NumPy; that axis is gone from the result.
@@ -50,6 +50,11 @@ def _reference(torch: Any, node: Node, args: list[Any]) -> Any:
     if node.type.dtype in ("bf16", "f16"):
         return torch.matmul(a.float(), b.float()).to(a.dtype)
     return torch.matmul(a, b)
+
+
+def product_type(types: Types, attrs: Attrs) -> TensorType:
+    """The type of a product of these two operands; raises `OpProblem`."""
+    return _infer(types, attrs)
 
 
 def _swap(x: Node) -> Node:
@@ -95,8 +100,16 @@ def _with_bias(torch: Any, node: Node, args: list[Any]) -> Any:
     return (torch.matmul(a, b) + bias).to(args[0].dtype)
 
 
+def _sum(torch: Any, node: Node, args: list[Any]) -> Any:
+    return sum(torch.matmul(a, b) for a, b in zip(args[::2], args[1::2], strict=True)) * node.attrs["scale"]
+
+
 def _cost(node: Node) -> tuple[int, int]:
     return (2 * node.type.size * node.inputs[0].type.shape[-1], traffic(node))
+
+
+def _cost_sum(node: Node) -> tuple[int, int]:
+    return (sum(2 * node.type.size * a.type.shape[-1] for a in node.inputs[::2]), traffic(node))
 
 
 OPS = (
@@ -134,5 +147,18 @@ OPS = (
         lisp=False,
         differentiable=False,
         example="(matmul-bias a b bias)",
+    ),
+    Op(
+        "matmul-sum",
+        "The sum of the products of pairs of matrices, times :scale.",
+        ("operands*",),
+        lambda types, attrs: _infer(types[:2], {}),
+        _sum,
+        _cost_sum,
+        Lowering("contraction"),
+        attributes=(Parameter("scale", "float", 1.0),),
+        lisp=False,
+        differentiable=False,
+        example="(matmul-sum a b c d)",
     ),
 )

@@ -22,6 +22,7 @@ FAMILIES = (
     "sexpgpu.ops.views",
     "sexpgpu.ops.index",
     "sexpgpu.ops.contract",
+    "sexpgpu.ops.epilogues",
     "sexpgpu.ops.normalise",
     "sexpgpu.ops.attention",
     "sexpgpu.ops.random",
@@ -37,6 +38,7 @@ FAMILIES = (
     "sexpgpu.ops.cartesian.product",
     "sexpgpu.ops.cartesian.joint",
     "sexpgpu.ops.cartesian.linear",
+    "sexpgpu.ops.cartesian.maps",
 )
 
 

@@ -6,14 +6,15 @@ quantile is Wichura's PPND16 (algorithm AS 241, Applied Statistics 37, 1988), go
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from math import prod
 from typing import Any
 
 import numpy as np
 
 from sexpgpu.ops.definition import OpProblem
-from sexpgpu.ops.philox import blocks
+from sexpgpu.ops.philox import philox
 
 #: kind -> {attribute: default}
 KINDS: dict[str, dict[str, float]] = {
@@ -25,7 +26,12 @@ KINDS: dict[str, dict[str, float]] = {
     "orthogonal": {"gain": 1.0},
 }
 
+_CHUNK = 65536  # values at a time: the working set stays in cache, and a call is long beside Python's lock
+_PIECE = 8 * _CHUNK  # values of one call, which one thread makes
+
 _LN2_HIGH, _LN2_LOW = 6.93147180369123816490e-01, 1.90821492927058770002e-10  # fdlibm's split of ln 2
+_SQRT_HALF = 0x3FE6A09E667F3BCD  # the bits of sqrt 1/2
+_ATANH = tuple(1.0 / (2 * i + 3) for i in range(11))  # s < 0.172: the rest is below 1e-18
 
 _A = (
     3.3871328727963666080e0,
@@ -89,46 +95,90 @@ _F = (
 )
 
 
-def _polynomial(coefficients: tuple[float, ...], x: np.ndarray) -> np.ndarray:
-    out = np.full_like(x, coefficients[-1])
-    for c in reversed(coefficients[:-1]):
-        out = out * x + c
+def _polynomial(coefficients: tuple[float, ...], x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+    """By Horner's rule, into `out` if it is given."""
+    out = np.multiply(x, coefficients[-1], out=out)
+    for c in reversed(coefficients[1:-1]):
+        out += c
+        out *= x
+    out += coefficients[0]
     return out
 
 
 def exact_log(x: np.ndarray) -> np.ndarray:
-    """The natural logarithm of positive float64s, to about 1 ulp, by x = 2^k m and 2 atanh((m - 1) / (m + 1))."""
-    m, k = np.frexp(x)
-    small = m < 0.7071067811865476
-    m, k = np.where(small, m * 2.0, m), np.where(small, k - 1, k).astype(np.float64)
-    s = (m - 1.0) / (m + 1.0)
+    """The natural logarithm of positive normal float64s, to about 1 ulp, by x = 2^k m and 2 atanh((m - 1) / (m + 1))."""
+    bits = np.ascontiguousarray(x, np.float64).view(np.int64)
+    power = (bits - _SQRT_HALF) >> 52  # that k for which m is in [sqrt 1/2, sqrt 2)
+    m, k = (bits - (power << 52)).view(np.float64), power.astype(np.float64)
+    s = m - 1.0
+    m += 1.0
+    s /= m
     z = s * s
-    series = _polynomial(tuple(1.0 / (2 * i + 3) for i in range(11)), z) * z  # s < 0.172: the rest is below 1e-18
-    return k * _LN2_HIGH + (2.0 * s + (2.0 * s * series + k * _LN2_LOW))
+    series = _polynomial(_ATANH, z)
+    series *= z
+    s *= 2.0
+    series *= s
+    series += k * _LN2_LOW
+    s += series
+    k *= _LN2_HIGH
+    k += s
+    return k
 
 
 def normal_quantile(p: np.ndarray) -> np.ndarray:
     """The x below which a standard normal falls with probability p, 0 < p < 1."""
-    q = p - 0.5
-    centre = np.abs(q) <= 0.425
-    r = np.where(centre, 0.180625 - q * q, 0.0)
-    out = q * _polynomial(_A, r) / _polynomial(_B, r)
-    tail = ~centre
-    if tail.any():
-        qt = q[tail]
-        r = np.sqrt(-exact_log(np.where(qt < 0.0, p[tail], 1.0 - p[tail])))
-        near = r <= 5.0
-        a, b = np.where(near, r - 1.6, 0.0), np.where(near, 0.0, r - 5.0)
-        x = np.where(near, _polynomial(_C, a) / _polynomial(_D, a), _polynomial(_E, b) / _polynomial(_F, b))
-        out[tail] = np.where(qt < 0.0, -x, x)
-    return out
+    flat = np.array(p, np.float64).reshape(-1)  # a copy, which becomes the result
+    _quantiles(flat, np.empty((2, flat.size)))
+    return flat.reshape(np.shape(p))
 
 
-def _uniforms(key: int, count: int) -> np.ndarray:
-    """52-bit uniforms strictly between 0 and 1, two words of Philox each: float64 [count]."""
-    w = blocks(key, 0, (count + 1) // 2, 0).reshape(-1, 2)[:count]
-    whole = (w[:, 0] >> np.uint32(6)).astype(np.float64) * 2.0**26 + (w[:, 1] >> np.uint32(6)).astype(np.float64)
-    return (whole + 0.5) * 2.0**-52
+def _quantiles(p: np.ndarray, memory: np.ndarray) -> None:
+    """`normal_quantile` in place; `memory`: float64 of two rows as long."""
+    r, under = memory[0, : p.size], memory[1, : p.size]
+    np.subtract(p, 0.5, out=r)
+    tail = np.flatnonzero(np.abs(r, out=under) > 0.425)
+    edge = p[tail]
+    p[:] = r
+    np.multiply(p, p, out=r)
+    np.subtract(0.180625, r, out=r)  # below 0 in the tails, which are replaced
+    p *= _polynomial(_A, r, under)
+    p /= _polynomial(_B, r, under)
+    if tail.size:
+        p[tail] = np.copysign(_tails(np.minimum(edge, 1.0 - edge)), edge - 0.5)
+
+
+def _tails(p: np.ndarray) -> np.ndarray:
+    """-x of the quantiles of p < 0.075."""
+    r = np.sqrt(-exact_log(p))
+    a = r - 1.6
+    x = _polynomial(_C, a)
+    x /= _polynomial(_D, a)
+    far = np.flatnonzero(r > 5.0)
+    if far.size:  # one in 10^11
+        b = r[far] - 5.0
+        x[far] = _polynomial(_E, b) / _polynomial(_F, b)
+    return x
+
+
+def _uniforms(key: int, first: int, out: np.ndarray, memory: np.ndarray) -> None:
+    """52-bit uniforms strictly between 0 and 1, two words of Philox each, numbers `first` (even) … of the stream, into float64
+    [count]; `memory`: uint64, six rows of at least half as many."""
+    count = (out.size + 1) // 2
+    words = memory[:, :count]
+    words[0] = np.arange(first // 2, first // 2 + count, dtype=np.uint64)
+    np.right_shift(words[0], np.uint64(32), out=words[1])
+    words[0] &= np.uint64(0xFFFFFFFF)
+    words[2:4] = 0
+    drawn = philox(words, (key & 0xFFFFFFFF, key >> 32))
+    for half in (0, 1):
+        high, low = drawn[2 * half : 2 * half + 2]
+        high >>= np.uint64(6)
+        high <<= np.uint64(26)
+        low >>= np.uint64(6)
+        high |= low
+        high |= np.uint64(0x4330 << 48)  # the bits of 2^52 and this whole number
+        out[half::2] = (high.view(np.float64) - (2.0**52 - 0.5))[: (out.size + 1 - half) // 2]
+    out *= 2.0**-52
 
 
 def _orthogonal(shape: tuple[int, ...], key: int) -> np.ndarray:
@@ -139,7 +189,9 @@ def _orthogonal(shape: tuple[int, ...], key: int) -> np.ndarray:
     """
     rows, columns = shape[0], prod(shape[1:])
     many, few = max(rows, columns), min(rows, columns)
-    vectors = normal_quantile(_uniforms(key, many * few)).reshape(many, few)  # one a column
+    flat = np.empty(many * few)
+    _uniforms(key, 0, flat, np.empty((6, (flat.size + 1) // 2), np.uint64))
+    vectors = normal_quantile(flat).reshape(many, few)  # one a column
     for i in range(few):
         own = vectors[:, i : i + 1]
         own /= np.sqrt(np.add.reduce(own * own, axis=0))
@@ -148,21 +200,45 @@ def _orthogonal(shape: tuple[int, ...], key: int) -> np.ndarray:
     return (vectors if rows >= columns else vectors.T).reshape(-1)
 
 
+def _drawn(normal: bool, add: float, scale: float, key: int, first: int, out: np.ndarray) -> None:
+    """Values `first` … of a tensor that is drawn value by value, into the memory of `out`."""
+    width = min(_CHUNK, out.size)
+    wide, words = np.empty((3, width)), np.empty((6, (width + 1) // 2), np.uint64)
+    for start in range(0, out.size, _CHUNK):
+        part = out[start : start + _CHUNK]
+        values = wide[0, : part.size]
+        _uniforms(key, first + start, values, words)
+        if normal:
+            _quantiles(values, wide[1:])
+        values *= scale
+        values += add
+        part[:] = values.astype(np.float32)
+
+
+def pieces(kind: str, attrs: Mapping[str, Any], shape: tuple[int, ...], key: int, out: np.ndarray) -> list[Callable[[], None]]:
+    """Calls that together write the initial value into `out`, flat and of any float type, each a part of its own: they may run at
+    once, and how they are cut decides no bit. The values are those of `initial_value`."""
+    if kind not in KINDS:
+        raise OpProblem("E-SHAPE-015", f"{kind} is no initial value", help="initial values: " + " ".join(KINDS))
+    a = {name: float(attrs.get(name, default)) for name, default in KINDS[kind].items()}
+    if kind in ("zeros", "ones", "constant"):
+        return [partial(out.fill, np.float32({"zeros": 0.0, "ones": 1.0}.get(kind, a.get("value", 0.0))))]
+    if kind == "orthogonal":
+
+        def whole() -> None:
+            out[:] = (a["gain"] * _orthogonal(shape, key)).astype(np.float32)
+
+        return [whole]
+    add, scale = (a["mean"], a["std"]) if kind == "normal" else (a["low"], a["high"] - a["low"])
+    return [partial(_drawn, kind == "normal", add, scale, key, start, out[start : start + _PIECE]) for start in range(0, out.size, _PIECE)]
+
+
 def initial_value(kind: str, attrs: Mapping[str, Any], shape: tuple[int, ...], key: int) -> np.ndarray:
     """float64 of `shape`, each rounded to float32.
 
     `kind`: a name in KINDS; `key`: `draw_key(seed, path, 0, "init")`.
     """
-    if kind not in KINDS:
-        raise OpProblem("E-SHAPE-015", f"{kind} is no initial value", help="initial values: " + " ".join(KINDS))
-    a = {name: float(attrs.get(name, default)) for name, default in KINDS[kind].items()}
-    count = prod(shape)
-    if kind in ("zeros", "ones", "constant"):
-        flat = np.full(count, {"zeros": 0.0, "ones": 1.0}.get(kind, a.get("value", 0.0)))
-    elif kind == "normal":
-        flat = a["mean"] + a["std"] * normal_quantile(_uniforms(key, count))
-    elif kind == "orthogonal":
-        flat = a["gain"] * _orthogonal(shape, key)
-    else:
-        flat = a["low"] + (a["high"] - a["low"]) * _uniforms(key, count)
-    return flat.astype(np.float32).astype(np.float64).reshape(shape)
+    flat = np.empty(prod(shape))
+    for write in pieces(kind, attrs, shape, key, flat):
+        write()
+    return flat.reshape(shape)

@@ -165,6 +165,18 @@ OPS = (
         example="(variable x)",
     ),
     Op(
+        "again",
+        "x, for a value that is computed a second time: never joined with x, and only once `gate` is there.",
+        ("x", "gate"),
+        lambda types, attrs: types[0],
+        lambda torch, node, args: args[0],
+        view_cost,
+        Lowering("view"),
+        vjp=lambda node, ct: (ct, None),
+        lisp=False,
+        example="(again x gate)",
+    ),
+    Op(
         "stop-gradient",
         "x, through which no gradient passes.",
         ("x",),

@@ -69,6 +69,15 @@ class Flat:
     homes: dict[str, Node]
     gradients: dict[str, Node]
 
+    def arrange(self, order: Callable[[str], int]) -> None:
+        """Lays the parameters of each vector by this number, and of equal ones as they lay. Graphs do not know where they lie."""
+        for group in self.groups:
+            group.names.sort(key=order)
+            group.offsets, group.size = {}, 0
+            group.place()
+        grouped = {group.vector("gradient") for group in self.groups}
+        self.gradients = dict(sorted(self.gradients.items(), key=lambda item: -1 if item[0] in grouped else order(item[0])))
+
 
 class _Update:
     """One update's graph, looked at."""

@@ -43,7 +43,7 @@ def join_projection(results: Mapping[str, Node], origins: Origins | None = None)
                 if part is not None:
                     found[part] = build("linear-cross-entropy-grad", x, weight, labels, grad.inputs[2], of=number)
             found[node] = build("linear-cross-entropy-grad", x, weight, labels, grad.inputs[2], of=LOSS)
-    return _replaced(results, found, origins) if found else dict(results)
+    return replaced(results, found, origins) if found else dict(results)
 
 
 def _large(logits: Node) -> bool:
@@ -70,10 +70,10 @@ def join_attention(results: Mapping[str, Node], origins: Origins | None = None) 
             for number, part in enumerate(parts[:3]):
                 if part is not None and part in present:
                     found[part] = build("attend-grad", ct, *out.inputs[:3], out, of=number, **out.attrs)
-    return _replaced(results, found, origins) if found else dict(results)
+    return replaced(results, found, origins) if found else dict(results)
 
 
-def _replaced(results: Mapping[str, Node], found: Mapping[Node, Node], origins: Origins | None) -> dict[str, Node]:
+def replaced(results: Mapping[str, Node], found: Mapping[Node, Node], origins: Origins | None) -> dict[str, Node]:
     """`results` with each node of `found` replaced, within the replacements too."""
     done: dict[Node, Node] = {}
     for root in results.values():

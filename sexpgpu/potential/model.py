@@ -7,6 +7,7 @@ is compiled for a capacity, and reused while structures fit it.
 from __future__ import annotations
 
 import os
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,8 @@ from sexpgpu.run.data.extxyz import edges_of
 from sexpgpu.run.data.structures import Capacity, Structures, pack
 from sexpgpu.run.measure import remembered, unmeasured
 
+DEVICES = ("cpu", "cuda")
+ON_DEVICE = "sexpgpu.potential.device"  # brings Triton
 FUNCTIONS = ("energy-forces-stress", "energy-forces")
 RESULTS = ("energy", "forces", "stress")
 Bound = dict[tuple[str, str], torch.Tensor]
@@ -41,13 +44,17 @@ Bound = dict[tuple[str, str], torch.Tensor]
 class Potential:
     """`run`, `variant` and `sets` choose as the command line does; `weights` is ema (where the run keeps it) or raw.
 
-    precision: f32 or f64. Without a checkpoint the parameters are the initial ones, and the statistics 1 and 0.
+    precision: f32 or f64. device: cpu or cuda. Without a checkpoint the parameters are the initial ones, and the statistics 1 and 0.
+    `builds` counts the graphs that were compiled.
     """
 
     def __init__(
         self, file: str, checkpoint: str | None, *, run: str | None = None, variant: str | None = None,
         sets: tuple[str, ...] = (), function: str | None = None, weights: str | None = None, precision: str = "f32",
+        device: str = "cpu",
     ):  # fmt: skip
+        if device not in DEVICES:
+            fail("E-RUN-055", f"a potential's device is cpu or cuda, and not `{device}`", help=suggestion(device, DEVICES, "devices"))
         if precision not in ("f32", "f64"):
             fail("E-RUN-055", f"a potential's precision is f32 or f64, and not `{precision}`", help=suggestion(precision, ("f32", "f64"), "precisions"))
         self.loaded = load(file, Selection(variant=variant, sets=tuple(sets)))
@@ -62,8 +69,10 @@ class Potential:
         self.elements: list[str] = options["elements"]
         self.dtype = torch.float64 if precision == "f64" else torch.float32
         self.known = self._initial() if checkpoint is None else self._weights(checkpoint, weights)
-        self.compiled: Compiled | None = None
+        self.compiled: Any = None  # of the capacity: interpreter.Compiled, or device.OnDevice
         self.capacity: Capacity = (2, 0, 0)
+        self.builds = 0
+        self.place = import_module(ON_DEVICE).opened() if device == "cuda" else None
 
     def _function(self, name: str | None) -> Any:
         have = [f for f in FUNCTIONS if self.loaded.ev.main.env.lookup(f) is not None]
@@ -132,16 +141,19 @@ class Potential:
         reach = np.abs(data.offsets).max(initial=self.cutoff)
         batch = pack(data, np.array([0]), self._room(data), float(reach))
         if self.compiled is None:
-            self.compiled = Compiled(self._graph())
-        values = dict(self.known)
+            self.compiled, self.builds = self._compiled(), self.builds + 1
+        values: dict[str, torch.Tensor] = {}
         exact = {"positions": data.positions, "offsets": data.offsets, "cell": data.cells}  # before rounding to f32
         for name, array in batch.items():
             tensor = torch.from_numpy(array)
             tensor = tensor.to(self.dtype) if tensor.is_floating_point() else tensor
             if name in exact and self.precision == "f64":
                 tensor[: len(exact[name])] = torch.from_numpy(exact[name])
-            values["input", name] = tensor
-        out = self.compiled.run(values, 0, 0)
+            values[name] = tensor
+        if self.place is None:
+            out = self.compiled.run(self.known | {("input", name): tensor for name, tensor in values.items()}, 0, 0)
+        else:
+            out = self.compiled.run(values)
         found = {name: value.double().numpy() for name, value in out.items()}
         return {"energy": found["energy"][0], "forces": found["forces"][: len(data.species)]} | (
             {"stress": found["stress"][0]} if "stress" in found else {})
@@ -153,6 +165,12 @@ class Potential:
             sizes = [old if need <= old else -(-int(1.1 * need) // step) * step for old, need, step in zip(self.capacity[1:], needs, (8, 64), strict=True)]
             self.capacity, self.compiled = (2, max(sizes[0], needs[0]), max(sizes[1], needs[1])), None
         return self.capacity
+
+    def _compiled(self) -> Any:
+        graph = self._graph()
+        if self.place is None:
+            return Compiled(graph)
+        return import_module(ON_DEVICE).OnDevice(graph, self.known, self.place, self.traced.origins, self.dtype)
 
     def _graph(self) -> dict[str, Node]:
         rows = dict(zip(("structures", "atoms", "edges"), self.capacity, strict=True))

@@ -14,6 +14,7 @@ from sexpgpu.experiment.model import Eval, Run
 from sexpgpu.run.checkpoints.writer import Outcome
 from sexpgpu.run.data.feed import Feed
 from sexpgpu.run.events import EvalDone, Event, Finished, NotFinite, PhaseChanged, StepDone, Stopped, Warned
+from sexpgpu.run.flights import Flights
 from sexpgpu.run.program import Program, StepResult
 from sexpgpu.run.signals import Halted
 
@@ -29,6 +30,11 @@ Join = Callable[[Eval, list[Parts]], list[Parts]]
 def _alone(evaluation: Eval, parts: list[Parts]) -> list[Parts]:
     """Of a run that has no other ranks."""
     return parts
+
+
+def _own(number: int) -> int:
+    """Of a run that has no other ranks."""
+    return number
 
 
 class EvalBatches(Protocol):
@@ -87,6 +93,7 @@ class Feeds:
     train: Feed
     evals: Mapping[str, EvalBatches] = field(default_factory=dict)
     join: Join = _alone  # every batch's parts, in order, from those of this rank's batches
+    largest: Callable[[int], int] = _own  # of the ranks' numbers, each asked at the same place
 
 
 @dataclass
@@ -131,37 +138,48 @@ def train(
     saves = _Saves(saver, best, durable_step)
     step, meter = start_step, _Meter()
     evals = _Evals(program, run, feeds, controls, saver is not None, best, clock)
+    flights = Flights(program, run, feeds.train, start_step, stop_step, saver is not None, clock, feeds.largest)
+    asked = False  # for a save
     yield PhaseChanged("running", step)
     yield from evals.make(step, [e for e in run.evals if e.name in owed])
     if evals.better and not evals.left:
         yield from saves.begin(step)
     while step < stop_step and not evals.left:
         yield from saves.poll()
-        if controls.stopping() is not None:
+        if controls.stopping() is None and not asked:
+            flights.fill()
+        if not flights:
+            if flights.trouble is not None and not isinstance(flights.trouble, Halted):
+                raise flights.trouble
             break
-        step += 1
+        for made in flights.collect():
+            if not made.result.finite:
+                flights.drop()
+                if made.result.fell == "index":
+                    program.blame(feeds.train.batch(step), made.logged)  # type: ignore[attr-defined]
+                told = autopsy(made.step, made.result) if autopsy is not None else ()
+                yield NotFinite(made.step, stop_step, made.result, told)
+                raise _not_finite(run, made.step, made.result, told)
+            step = made.step
+            meter.add(made.seconds, run.data.batch, run.data.tokens if made.result.tokens is None else made.result.tokens)
+            yield StepDone(step, stop_step, made.logged, made.result, meter.seconds, meter.steps, meter.samples, meter.tokens)
+            if made.logged:
+                meter = _Meter()
         last = step == stop_step
-        logged = last or _divides(run.log_every, step)
-        try:
-            result = _update(program, run, feeds, step, meter, logged, clock)
-        except Halted:  # while its batch was waited for
-            step -= 1
-            break
-        if not result.finite:
-            told = autopsy(step, result) if autopsy is not None else ()
-            yield NotFinite(step, stop_step, result, told)
-            raise _not_finite(run, step, result, told)
-        yield StepDone(step, stop_step, logged, result, meter.seconds, meter.steps, meter.samples, meter.tokens)
-        if logged:
-            meter = _Meter()
-        yield from evals.make(step, [e for e in run.evals if _divides(e.every, step) or (last and e.every)])
-        asked = controls.take_save_request()
+        if not flights:
+            yield from evals.make(step, [e for e in run.evals if _divides(e.every, step) or (last and e.every)])
+        asked = controls.take_save_request() or asked
         if asked and saver is None:
             yield Warned(note_warning(
                 "E-RUN-003", "SIGUSR1 asks for a checkpoint, but this run has no location for one",
                 help="give --checkpoint-dir"))
+            asked = False
+        if flights:  # no boundary yet
+            continue
         if last or asked or evals.better or _divides(run.checkpoint_every, step):
             yield from saves.begin(step, evals.left)
+            asked = False
+    flights.close()
     yield from saves.end(step, evals.left)
     if step >= stop_step and not evals.left:  # also when a signal fell in the last step: nothing is left to do
         yield Finished(step)
@@ -265,14 +283,6 @@ def evaluate(program: Program, evaluation: Eval, feed: EvalBatches, step: int, c
             pair[1] += count
     metrics = {name: total / count if count else math.nan for name, (total, count) in sums.items()}
     return EvalDone(step, evaluation.name, evaluation.data.split, metrics, clock() - start)
-
-
-def _update(program: Program, run: Run, feeds: Feeds, step: int, meter: _Meter, logged: bool, clock: Any) -> StepResult:
-    start = clock()
-    batch = feeds.train.batch(step - 1)
-    result = program.step(batch, logged)
-    meter.add(clock() - start, run.data.batch, run.data.tokens if result.tokens is None else result.tokens)
-    return result
 
 
 def _divides(every: int | None, step: int) -> bool:

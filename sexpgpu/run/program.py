@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -22,7 +22,7 @@ class StepResult:
     metrics: Mapping[str, float]
     taps: Mapping[str, float]
     tokens: float | None = None
-    fell: str = ""  # when not finite: "loss" or "gradient norm"
+    fell: str = ""  # when not finite: "loss", "gradient norm", or "index" (`Flying.blame` says which)
 
 
 class Program(Protocol):
@@ -53,3 +53,34 @@ class Program(Protocol):
         """Name -> (dtype, shape) of what `state` gives."""
 
     def close(self) -> None: ...
+
+
+class Flight(Protocol):
+    """Steps that were launched. `seconds`: that the device took for them, once they were collected."""
+
+    @property
+    def seconds(self) -> float: ...
+
+
+class Flying(Program, Protocol):
+    """A program that takes steps without waiting for them; `run.flights` uses it. Two launches at most are in the air.
+
+    Where a step is not finite, those after it change nothing, in its launch and in the one that was launched before it was known.
+    `apart`: a logged step is another graph than the others.
+    """
+
+    @property
+    def apart(self) -> bool: ...
+
+    def launch(self, batches: Sequence[Mapping[str, Any]], logged: Sequence[bool]) -> Any:
+        """Steps, one a batch, all sent at once: a `Flight`."""
+
+    def collect(self, flight: Any) -> Sequence[StepResult]:
+        """Of the oldest launch: each step's, up to the first that is not finite. Waits for them."""
+
+    def room(self, count: int) -> Sequence[Mapping[str, Any]] | None:
+        """Host arrays {field: array} for `count` batches of one shape, to be filled in place and launched; three in turn. None where
+        steps go one by one."""
+
+    def blame(self, batch: Mapping[str, Any], logged: bool) -> None:
+        """Raises the error of a step that fell by "index" and changed nothing, from its batch."""

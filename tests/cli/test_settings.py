@@ -166,8 +166,7 @@ def test_targets() -> None:
 
 @pytest.mark.parametrize(
     ("environ", "code"),
-    [({"SEXPGPU_DEVICES": "0,1", "SEXPGPU_DEVICE": "cuda"}, "E-ENV-002"),
-     ({"SEXPGPU_NODES": "2"}, "E-ENV-003"), ({"SEXPGPU_NODE_RANK": "1"}, "E-ENV-003"),
+    [({"SEXPGPU_NODES": "2"}, "E-ENV-003"), ({"SEXPGPU_NODE_RANK": "1"}, "E-ENV-003"),
      ({"SEXPGPU_NODE_RANK": "2", "SEXPGPU_NODES": "2", "SEXPGPU_RENDEZVOUS": "h:1"}, "E-ENV-003"),
      ({"SEXPGPU_MEMORY": "12"}, "E-ENV-002"), ({"SEXPGPU_EXPLAIN": "kernels"}, "E-ENV-002"),
      ({"SEXPGPU_METRICS": "syvain:1"}, "E-ENV-003"), ({"SEXPGPU_CHECKPOINT_DIR": "s3://b/p"}, "E-NET-010"),
@@ -183,7 +182,7 @@ def test_refused_until_it_is_there(environ: dict[str, str], code: str) -> None:
 
 @pytest.mark.parametrize(
     "environ",
-    [{}, {"SEXPGPU_DEVICES": "0"}, {"SEXPGPU_DEVICES": "0,1"}, {"SEXPGPU_NODES": "1"}, {"SEXPGPU_NODES": "2", "SEXPGPU_RENDEZVOUS": "[::1]:29500"}, {"SYVAIN_METRICS_API_KEY": "k"}, {"AWS_REGION": "r"},
+    [{}, {"SEXPGPU_DEVICES": "0"}, {"SEXPGPU_DEVICES": "0,1"}, {"SEXPGPU_DEVICES": "0,1", "SEXPGPU_DEVICE": "cuda"}, {"SEXPGPU_NODES": "1"}, {"SEXPGPU_NODES": "2", "SEXPGPU_RENDEZVOUS": "[::1]:29500"}, {"SYVAIN_METRICS_API_KEY": "k"}, {"AWS_REGION": "r"},
      {"SEXPGPU_RESUME": "latest", "SEXPGPU_CHECKPOINT_DIR": "c"}],
 )  # fmt: skip
 def test_not_refused(environ: dict[str, str]) -> None:

@@ -1,14 +1,16 @@
 """Runs graphs through the CUDA backend on the CPU, in memory that tells on a kernel which writes or reads where it must not.
 
 For processes of their own: Triton's interpreter is chosen before Triton is imported, is not thread-safe, and a store out of bounds may
-end the process.
+end the process. `TESTED_DEVICE=cuda` runs them on a GPU instead (benchmarks/on_gpu.py, part `ops`).
 """
 
 from __future__ import annotations
 
 import os
 
-os.environ["TRITON_INTERPRET"] = "1"
+DEVICE = os.environ.get("TESTED_DEVICE", "cpu")
+if DEVICE == "cpu":
+    os.environ["TRITON_INTERPRET"] = "1"
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 
 import json
@@ -33,17 +35,18 @@ from sexpgpu.ops.random import draw_kind  # noqa: E402
 
 BAND = 256  # elements of a guard band
 torch.set_num_threads(1)
+torch.backends.cudnn.allow_tf32 = False
 
 
 def poison(count: int, dtype: torch.dtype) -> torch.Tensor:
     """Bytes 0xFF: NaN, -1 or the largest number."""
     size = count * torch.empty((), dtype=dtype).element_size()
-    return torch.full((size,), 0xFF, dtype=torch.uint8).view(dtype) if size else torch.empty(0, dtype=dtype)
+    return torch.full((size,), 0xFF, dtype=torch.uint8, device=DEVICE).view(dtype) if size else torch.empty(0, dtype=dtype, device=DEVICE)
 
 
 def draws(seed: int = 0, step: int = 0, offset: int = 0, samples: int = 0) -> Any:
     """The draws of one step, as a program gives them."""
-    at = torch.tensor(step, dtype=torch.int64)
+    at = torch.tensor(step, dtype=torch.int64, device=DEVICE)
 
     def find(what: str, parts: tuple) -> torch.Tensor:
         if what == "draw":
@@ -51,7 +54,7 @@ def draws(seed: int = 0, step: int = 0, offset: int = 0, samples: int = 0) -> An
         op, path, number, batch, size = parts[0]
         key = draw_key(seed, path, number, draw_kind(op))
         first = offset * (size // max(1, samples)) if batch else 0
-        return torch.tensor([key - (1 << 64) if key >= 1 << 63 else key, first], dtype=torch.int64)
+        return torch.tensor([key - (1 << 64) if key >= 1 << 63 else key, first], dtype=torch.int64, device=DEVICE)
 
     return find
 
@@ -61,7 +64,8 @@ def run(results: Mapping[str, Node], bindings: Mapping[Node, torch.Tensor], draw
 
     placed: the caller gives the results their memory; else they lie in the arena.
     """
-    compiled = Compiled(results, dict.fromkeys(results) if placed else None, "cpu")
+    compiled = Compiled(results, dict.fromkeys(results) if placed else None, DEVICE)
+    bindings = {leaf: tensor.to(DEVICE) for leaf, tensor in bindings.items()}
     whole, into = {}, {}
     for name, node in results.items():
         if not placed:
@@ -70,11 +74,11 @@ def run(results: Mapping[str, Node], bindings: Mapping[Node, torch.Tensor], draw
         whole[name] = poison(node.type.size + 2 * BAND, dtype if dtype != torch.bool else torch.uint8)
         view = whole[name][BAND : BAND + node.type.size]
         into[name] = (view.view(torch.bool) if dtype == torch.bool else view).view(node.type.shape)
-    arena = torch.full((compiled.plan.size + BAND,), 0xFF, dtype=torch.uint8)
+    arena = torch.full((compiled.plan.size + BAND,), 0xFF, dtype=torch.uint8, device=DEVICE)
     before = {leaf: tensor.clone() for leaf, tensor in bindings.items()}
     bound = Bound(compiled, dict(bindings), into, arena, draw or draws())
     bound.launch()
-    out = {name: bound.result(name).clone() for name in results}
+    out = {name: bound.result(name).to("cpu", copy=True) for name in results}
     assert bool((arena[compiled.plan.size :] == 0xFF).all()), "a kernel wrote behind the arena"
     for name, memory in whole.items():
         size = results[name].type.size

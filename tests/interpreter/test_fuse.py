@@ -11,7 +11,7 @@ import torch
 from sexpgpu.backends.interpreter import Executable, emit
 from sexpgpu.backends.interpreter.draws import Ahead, StepContext
 from sexpgpu.backends.interpreter.memory import keep_freed
-from sexpgpu.backends.interpreter.program import source_of
+from sexpgpu.backends.leaves import source_of
 from sexpgpu.ops import build, constant
 from sexpgpu.passes.autodiff import grad
 from sexpgpu.passes.flatten import ALIGN, flatten

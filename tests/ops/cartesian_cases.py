@@ -80,6 +80,23 @@ def linear_back(shape):
     return meaning
 
 
+def linear_weight(rank, start, inputs):
+    def meaning(x, ct):
+        own = x.reshape(len(x), -1)[:, start : start + (2 * rank + 1) * inputs].reshape(-1, inputs)
+        return own.T @ ct[:, rank**2 : (rank + 1) ** 2].reshape(-1, ct.shape[2])
+
+    return meaning
+
+
+def rank_weights_case(of):
+    """Two ranks over two pairs of features and cotangents."""
+    blocks = ((0, 0, 2, 0.5), (1, 2, 2, 2.0))
+    rank, start, inputs, scale = blocks[of]
+    one = linear_weight(rank, start, inputs)
+    operands = (((2, 4, 2), R), ((2, 4, 3), R)) * 2
+    return ("rank-weights", operands, lambda a, b, c, d: scale * (one(a, b) + one(c, d)), {"blocks": blocks, "of": of})
+
+
 R = "real"
 N3, E3 = "index:3", ((4,), "index:3")
 A, B = ((3, 4, 2), R), ((4, 4), R)
@@ -127,4 +144,12 @@ CARTESIAN = [
     ("equivariant-linear-back", (((2, 4, 3), R), ((2, 3), R), ((2, 3), R)), linear_back((2, 4, 2)), {"shape": (2, 4, 2)}),
     ("equivariant-linear-back", (((2, 1, 1), R), ((4, 1), R), ((2, 1), R)), linear_back((2, 10)), {"shape": (2, 10)}),
     ("equivariant-linear-back", (((2, 9, 1), R), ((4, 1), R), ((2, 1), R)), linear_back((2, 10)), {"shape": (2, 10)}),
+    ("equivariant-linear-weight", (((2, 4, 2), R), ((2, 4, 3), R)), linear_weight(1, 2, 2), {"rank": 1, "start": 2, "inputs": 2}),
+    ("equivariant-linear-weight", (((2, 10), R), ((2, 4, 1), R)), linear_weight(0, 0, 4), {"rank": 0, "start": 0, "inputs": 4}),
+    ("rank-map", (((2, 4, 2), R), ((2, 3), R), ((2, 3), R)), lambda x, u, v: linear(3, 2)(x, 2 * u, -v),
+     {"scales": (2.0, -1.0), "shape": (2, 9, 3), "batch": False}),
+    ("rank-map", (((2, 1, 1), R), ((4, 1), R), ((2, 1), R)), lambda x, u, v: linear_back((2, 10))(x, 0.5 * u, v),
+     {"scales": (0.5, 1.0), "back": True, "shape": (2, 10), "batch": False}),
+    rank_weights_case(0),
+    rank_weights_case(1),
 ]

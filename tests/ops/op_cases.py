@@ -52,6 +52,15 @@ def leaf(number: int, array: np.ndarray) -> Node:
     return build("input", name=f"x{number}", shape=array.shape, dtype=dtype, batch=False)
 
 
+def _gelu_tanh(x: np.ndarray) -> np.ndarray:
+    return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+
+
+def _gelu_tanh_slope(x: np.ndarray, step: float = 1e-30) -> np.ndarray:
+    """By a complex step: not the rule that the op is written from."""
+    return (_gelu_tanh(x + 1j * step) / step).imag
+
+
 def _softmax(x: np.ndarray, axis: int = -1) -> np.ndarray:
     e = np.exp(x - x.max(axis, keepdims=True))
     return e / e.sum(axis, keepdims=True)
@@ -223,7 +232,13 @@ CASES: list[Case] = [
     Case("matmul", (((3,), "real"), ((2, 3, 2), "real")), np.matmul),
     Case("matmul", (((2, 2, 3), "real"), ((3,), "real")), np.matmul),
     Case("matmul-f32", (((2, 2, 3), "real"), ((3, 2), "real")), np.matmul),
+    Case("matmul-sum", (((2, 3), "real"), ((3, 2), "real"), ((2, 1), "real"), ((1, 2), "real")), lambda a, b, c, d: 0.5 * (a @ b + c @ d), {"scale": 0.5}),
     Case("matmul-bias", (((2, 2, 3), "real"), ((3, 2), "real"), ((2,), "real")), lambda a, b, c: a @ b + c),
+    *(Case("matmul-gelu", (((2, 2, 3), "real"), ((3, 2), "real"), ((2,), "real")), lambda a, b, c, of=of: (a @ b + c if of else _gelu_tanh(a @ b + c)), {"of": of})
+      for of in range(2)),
+    Case("matmul-gelu-grad", (((2, 2, 3), "real"), ((3, 2), "real"), ((2, 2, 2), "real")), lambda a, b, x: a @ b * _gelu_tanh_slope(x)),
+    *(Case("matmul-rows", (((2, 3), "real"), ((3, 4), "real")), lambda a, b, of=of: (b.sum(0) if of else a @ b), {"of": of}) for of in range(2)),
+    Case("matmul-add", (((2, 2, 3), "real"), ((3, 2), "real"), ((2,), "real"), ((2, 2, 2), "real")), lambda a, b, c, d: a @ b + c + d),
     Case("linear-cross-entropy", (((2, 2, 3), "real"), ((3, 4), "real"), ((2, 2), "index:4")), lambda x, w, y: _entropy(x @ w, y)),
     *(Case("linear-cross-entropy-grad", (((2, 2, 3), "real"), ((3, 4), "real"), ((2, 2), "index:4"), ((2, 2), "real")),
            _linear_entropy_grad(of), {"of": of}) for of in range(3)),

@@ -6,22 +6,28 @@ arena, until the next run. `launch` does it all; a program captures it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 
-from sexpgpu.backends.cuda import library, modules
+from sexpgpu.backends.cuda import choice, library, modules
 from sexpgpu.backends.cuda.cartesian.join import join
 from sexpgpu.backends.cuda.emit import Emitted, Emitter, choose_blocks, kernel_name
 from sexpgpu.backends.interpreter.dtypes import TORCH
 from sexpgpu.ir import DTYPES, Node, Origins
 from sexpgpu.ops import table
+from sexpgpu.ops.linear_entropy import LOSS
+from sexpgpu.passes.epilogues import Decision, epilogues
+from sexpgpu.passes.products import products
+from sexpgpu.passes.rank_maps import rank_maps
 from sexpgpu.passes.rewrite import rewrite
 from sexpgpu.passes.schedule.decompose import decompose
 from sexpgpu.passes.schedule.fuse import Call, Kernel, Launch, Operand, Schedule, fuse
+from sexpgpu.passes.schedule.fuse import beside as join_schedules
 from sexpgpu.passes.schedule.memory import Life, Plan, plan
+from sexpgpu.passes.schedule.recompute import recompute
 from sexpgpu.passes.schedule.views import layout
 
 Draws = Callable[[str, tuple], torch.Tensor]
@@ -32,39 +38,75 @@ class Compiled:
 
     kept: results that must outlive the run in memory of their own (the others may share it with later values).
     into: results that the caller places, name -> the leaf that they replace, or None.
+    beside: results that are watched only. Their launches read what the others store; those are the same functions over the same
+    tensors as in a graph without them, so no other result depends on whether they are there, to the last bit.
     """
 
-    def __init__(self, results: Mapping[str, Node], into: Mapping[str, Node | None] | None = None, device: str = "cuda", origins: Origins | None = None, shadow: Callable[[Node], Node | None] | None = None):
+    def __init__(self, results: Mapping[str, Node], into: Mapping[str, Node | None] | None = None, device: str = "cuda", origins: Origins | None = None, shadow: Callable[[Node], Node | None] | None = None, beside: Collection[str] = ()):
         """`shadow`: gives the leaf that stands for a node, if another launch keeps its value."""
         self.device = device
-        self.results = join(decompose(results, origins), origins)
+        #: what became of products with something behind them
+        self.decisions: list[Decision]
+        self.results, self.decisions = _lowered(results, origins)
+        if beside:
+            alone, self.decisions = _lowered({n: node for n, node in results.items() if n not in beside}, origins)
+            self.results |= alone
         if shadow is not None:
             self.results = rewrite(self.results, lambda node, inputs: shadow(node), origins)
         self.into = dict(into or {})
-        self.schedule: Schedule = fuse(self.results)
-        for launch in self.schedule.launches:
-            if isinstance(launch, Call):
-                library.require(launch.node, origins)
         self.emitted: dict[Launch, Emitted] = {}
-        for launch in self.schedule.launches:
-            if isinstance(launch, Kernel) and launch.rows * launch.columns:
-                self.emitted[launch] = Emitter(launch, choose_blocks(launch, device), kernel_name(launch, origins)).emit()
+        #: what is made again rather than kept; a result that is only watched reads the values that are there by then
+        self.recomputed = recompute({n: node for n, node in self.results.items() if n not in beside}, self.into.keys() - set(beside), origins)
+        self.results |= self.recomputed.results
+        self.schedule: Schedule = self.recomputed.schedule
+        self._emit(self.schedule, origins)
+        #: f32 sums over partial results that only results need: one launch makes them all, at the end
+        self.late = self._late(self.schedule)
+        if beside:
+            stored = {node for launch in self.schedule.launches for node in launch.stores}
+            moved = {old: new for old, new in self.recomputed.moved.items() if new in stored}
+            self.results |= rewrite({n: self.results[n] for n in beside}, lambda node, inputs: moved.get(node), origins)
+            more = fuse({n: self.results[n] for n in beside}, stored - self.late)
+            self._emit(more, origins)
+            self.late |= self._late(more)
+            self.schedule = join_schedules(self.schedule, more)
         self.placed: dict[Node, str] = {}  # node -> the result whose place it is stored at
-        self._calls = {l.node for l in self.schedule.launches if isinstance(l, Call)}
+        self._calls = {node for l in self.schedule.launches if isinstance(l, Call) for node in l.stores}
+        self.joint = self._joint()
         hazards = self._hazards()
         for name in self.into:
             node = self.results[name]
             if node not in self.placed and node in self.schedule.kept and name not in hazards and layout(node) is None:
                 self.placed[node] = name
-        read = {base for launch in self.schedule.launches for base in launch.reads}
-        #: f32 sums over partial results that only results need: one launch makes them all, at the end
-        self.late = {
+        self.plan: Plan = plan(self._lives())
+
+    def _joint(self) -> dict[Node, tuple[int, dict[int, Node]]]:
+        """Node of `library.JOINT` -> the launch that makes it, the first of those over the same operands; and their nodes by number."""
+        groups: dict[Any, tuple[int, dict[int, Node]]] = {}
+        found = {}
+        for i, launch in enumerate(self.schedule.launches):
+            for node in launch.stores if isinstance(launch, Call) and launch.node.op in library.JOINT else ():
+                attrs = tuple((k, v) for k, v in sorted(node.attrs.items()) if k != "of")
+                found[node] = groups.setdefault((node.op, node.inputs, attrs), (i, {}))
+                found[node][1][node.attrs.get("of", LOSS)] = node
+        return found
+
+    def _emit(self, schedule: Schedule, origins: Origins | None) -> None:
+        for launch in schedule.launches:
+            if isinstance(launch, Call):
+                library.require(launch.node, origins)
+            elif launch.rows * launch.columns:
+                self.emitted[launch] = Emitter(launch, choose_blocks(launch, self.device), kernel_name(launch, origins)).emit()
+
+    def _late(self, schedule: Schedule) -> set[Node]:
+        read = {base for launch in schedule.launches for base in launch.reads}
+        return {
             unit
-            for emitted in self.emitted.values()
-            for unit, (programs, _) in emitted.partials.items()
+            for launch in schedule.launches
+            if isinstance(launch, Kernel) and launch in self.emitted
+            for unit, (programs, _) in self.emitted[launch].partials.items()
             if programs > 1 and unit not in read and unit.op == "sum" and unit.type.dtype == "f32"
         }
-        self.plan: Plan = plan(self._lives())
 
     def _hazards(self) -> set[str]:
         """Results that may not be written over the leaf they replace while the step still reads it."""
@@ -74,6 +116,7 @@ class Compiled:
                 continue
             node = self.results[name]
             writer = next((i for i, l in enumerate(self.schedule.launches) if node in l.stores), None)
+            writer = self.joint[node][0] if node in self.joint else writer
             if writer is None:
                 continue
             for i, launch in enumerate(self.schedule.launches):
@@ -96,7 +139,10 @@ class Compiled:
             for node in launch.stores:
                 if node in self.placed or not self._planned(node):
                     continue
-                lives[node] = Life(max(1, node.type.bytes), i, end if node in kept else last.get(node, i))
+                first = self.joint[node][0] if node in self.joint else i
+                lives[node] = Life(max(1, node.type.bytes), first, end if node in kept else last.get(node, i))
+            if isinstance(launch, Call) and launch.node.op in library.SCRATCH and self.joint[launch.node][0] == i:
+                lives["scratch", launch.node] = Life(library.SCRATCH[launch.node.op](launch.node), i, i)
             if launch in self.emitted:
                 for unit, (programs, elements) in self.emitted[launch].partials.items():
                     if programs > 1:
@@ -106,7 +152,17 @@ class Compiled:
 
     def _planned(self, node: Node) -> bool:
         """Whether the arena holds it; a library that allocates gives its own memory."""
-        return node not in self._calls or node.op in library.OUT
+        return node not in self._calls or node.op in library.OUT or node.op in library.JOINT or node.op in library.PUT
+
+    def final(self, name: str) -> int:
+        """The launch after which a result that the caller places is there, and nothing reads it any more; the number of launches for
+        one that the last sums make, and one more for one that is copied there at the end."""
+        node, end = self.results[name], len(self.schedule.launches)
+        if self.placed.get(node) != name or sum(other is node for other in self.results.values()) > 1:
+            return end + 1
+        if node in self.late:
+            return end
+        return max(i for i, launch in enumerate(self.schedule.launches) if node in launch.stores or node in launch.reads)
 
     @property
     def leaves(self) -> list[Node]:
@@ -122,10 +178,18 @@ class Compiled:
         return list(found)
 
 
-class Bound:
-    """A compiled graph over tensors: `leaves` node -> tensor, `into` result name -> tensor, `arena` bytes of its plan."""
+def _lowered(results: Mapping[str, Node], origins: Origins | None) -> tuple[dict[str, Node], list[Decision]]:
+    found = products(rank_maps(join(decompose(results, origins), origins), origins), origins)
+    return epilogues(found, choice.SWITCH.epilogues, origins)
 
-    def __init__(self, compiled: Compiled, leaves: Mapping[Node, torch.Tensor], into: Mapping[str, torch.Tensor], arena: torch.Tensor | None, draws: Draws, deterministic: bool = True):
+
+class Bound:
+    """A compiled graph over tensors: `leaves` node -> tensor, `into` result name -> tensor, `arena` bytes of its plan. `after`: what
+    else is done after a launch, by its number as `Compiled.final` counts."""
+
+    def __init__(self, compiled: Compiled, leaves: Mapping[Node, torch.Tensor], into: Mapping[str, torch.Tensor], arena: torch.Tensor | None, draws: Draws, deterministic: bool = True,
+                 after: Mapping[int, Sequence[Callable[[], None]]] | None = None):
+        after, end = after or {}, len(compiled.schedule.launches)
         self.compiled, self.draws = compiled, draws
         self.library = library.Library(deterministic)
         self.device = torch.device(compiled.device)
@@ -135,22 +199,30 @@ class Bound:
             self.values[node] = into[name]
         for key, start in compiled.plan.offsets.items():
             if isinstance(key, Node):
-                self.values[key] = self._view(start, key.type.shape, TORCH[key.type.dtype])
+                order = layout(key)
+                shape = key.type.shape if order is None else tuple(key.type.shape[a] for a in order)
+                self.values[key] = self._view(start, shape, TORCH[key.type.dtype])
         self.work: list[Callable[[], None]] = []
         self._owed: list[tuple[Node, torch.Tensor]] = []
+        self._wanted: list[modules.Wanted] = []
         self._last = self._last_uses()
         for i, launch in enumerate(compiled.schedule.launches):
             if isinstance(launch, Call):
                 self.work.append(self._call(i, launch))
             elif launch in compiled.emitted:
                 self.work += self._kernel(launch)
+            self.work += after.get(i, ())
         if self._owed:
             self.work.append(self._finish())
+        self.work += after.get(end, ())
+        if self.device.type == "cuda":
+            modules.compile_together(self._wanted)
         for name, node in compiled.results.items():
             if node.op == "constant":
                 self.value(node)
             if name in into and compiled.placed.get(node) != name:
                 self.work.append(partial(self._copy, into[name], node))
+        self.work += after.get(end + 1, ())
         self.into = dict(into)
 
     def _finish(self) -> Callable[[], None]:
@@ -164,6 +236,8 @@ class Bound:
                 rows.append([parts.data_ptr(), count, elements, start, self.values[unit].data_ptr(), 0])
         table = torch.tensor(rows, dtype=torch.int64, device=self.device)
         high = 32 if self.device.type == "cuda" else 256
+
+        self._wanted.append((finish, (table, high, wide), {"num_warps": 4}))
 
         def run() -> None:
             finish[(len(rows),)](table, high, wide, num_warps=4)
@@ -214,11 +288,26 @@ class Bound:
                 self.value(operand.base)
         function = library.OUT.get(node.op)
         dead = self._last.get(number, [])
+        if node in self.compiled.joint:
+            first, members = self.compiled.joint[node]
+            make = library.JOINT[node.op]
+            room = self.compiled.plan.offsets.get(("scratch", node))
+            more = () if room is None else (self._view(room, (library.SCRATCH[node.op](node),), torch.uint8),)
+
+            def together() -> None:
+                if number == first:
+                    make(node, [self._operand(o) for o in launch.operands], {of: self.values[member] for of, member in members.items()}, *more)
+                for gone in dead:
+                    self.values.pop(gone, None)
+
+            return together
 
         def run() -> None:
             operands = [self._operand(o) for o in launch.operands]
             if function is not None:
                 function(node, *operands, self.values[node])
+            elif node.op in library.PUT:
+                self.library.put(node, operands, self.values[node])
             elif node in self.compiled.placed:
                 self.values[node].copy_(library.call(node, operands, self.device, self.library))
             else:
@@ -257,6 +346,8 @@ class Bound:
             return found
 
         fixed = None if late else arguments()
+        if fixed is not None:
+            self._wanted.append((function, fixed, {"num_warps": emitted.warps}))
 
         def run() -> None:
             function[emitted.grid](*(arguments() if fixed is None else fixed), num_warps=emitted.warps)

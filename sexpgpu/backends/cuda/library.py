@@ -1,22 +1,26 @@
 """What a library computes: contractions, attention, and every op that no kernel of ours is worth.
 
-A function of `OUT` writes into a given tensor; any other op is called through its reference, on the device.
+A function of `OUT` writes into a given tensor, and one of `JOINT` into several. Matrix products are cuBLASLt's by the algorithm of choice
+(`choice.py`), or torch's. Any other op is called through its reference, on the device.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from sexpgpu.backends.cuda import modules
+from sexpgpu.backends.cuda import choice, modules
 from sexpgpu.backends.cuda.attention import backward as gradients
 from sexpgpu.backends.cuda.attention import fits
 from sexpgpu.backends.cuda.cartesian.launch import Products, on_device
+from sexpgpu.backends.cuda.cublaslt import TYPES, Product
+from sexpgpu.backends.cuda.rank_maps import rank_map, rank_weights
 from sexpgpu.diagnostics import fail
 from sexpgpu.ir import Node, Origins
-from sexpgpu.ops import table
+from sexpgpu.ops import build, table
+from sexpgpu.ops.linear_entropy import LOSS
 from sexpgpu.ops.random import DRAWS
 from sexpgpu.passes.schedule.views import layout
 
@@ -29,36 +33,150 @@ def _rows(x: torch.Tensor) -> torch.Tensor | None:
         return None
 
 
+def multiply(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, added: bool = False) -> None:
+    """out [m n] = a [m k] · b [k n], or out += it; out in f32 where the operands are narrower. By the algorithm of choice."""
+    wide = out.dtype != a.dtype
+
+    def apart() -> None:
+        if wide and added:
+            torch.ops.aten.addmm.dtype_out(out, a, b, out.dtype, out=out)
+        elif wide:
+            torch.mm(a, b, out_dtype=out.dtype, out=out)
+        elif added:
+            torch.addmm(out, a, b, out=out)
+        else:
+            torch.mm(a, b, out=out)
+
+    _run(lambda: Product(a, b, out, c=out if added else None, tf32=_tf32()), apart, [out])
+
+
+def _run(make: Callable[[], Product], apart: Callable[[], Any], outputs: Sequence[torch.Tensor]) -> None:
+    """By cuBLASLt where it has products of these types, on a device; else `apart`."""
+    if outputs[0].device.type == "cuda" and all(out.dtype in TYPES for out in outputs):
+        choice.run(make, apart, outputs)
+    else:
+        apart()
+
+
+def _tf32() -> bool:
+    return torch.backends.cuda.matmul.allow_tf32
+
+
+def _reference(node: Node, operands: Sequence[torch.Tensor], out: torch.Tensor) -> bool:
+    """Off the device, the op's reference, which rounds where the vendor's epilogue does; whether it was that."""
+    if out.device.type == "cpu" or not out.numel():
+        out.copy_(table()[node.op].reference(torch, node, list(operands)))
+        return True
+    return False
+
+
 def matmul(node: Node, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
     """The matrix product, summed in f32; one product of two matrices where the operands allow it."""
-    wide = node.type.dtype != node.inputs[0].type.dtype
-    if out.device.type == "cpu" and a.dtype in (torch.bfloat16, torch.float16):
-        out.copy_(torch.matmul(a.float(), b.float()))
+    wide = out.dtype != a.dtype
+    if (wide or a.dtype in (torch.bfloat16, torch.float16)) and _reference(node, (a, b), out):
         return
     if a.dim() > 1 and b.dim() == 2:
         flat = a if a.dim() == 2 else _rows(a)
         if flat is not None:
-            target = out.view(-1, out.shape[-1])
-            if wide:
-                torch.mm(flat, b, out_dtype=out.dtype, out=target)
-            else:
-                torch.mm(flat, b, out=target)
+            multiply(flat, b, out.view(-1, out.shape[-1]))
             return
     if wide:
         out.copy_(torch.matmul(a.float(), b.float()))
     elif a.dim() == b.dim() == 3 and a.shape[0] == b.shape[0]:
-        torch.bmm(a, b, out=out)
+        _run(lambda: Product(a, b, out, tf32=_tf32()), lambda: torch.bmm(a, b, out=out), [out])
     else:
         torch.matmul(a, b, out=out)
 
 
+def matmul_sum(node: Node, *given: torch.Tensor) -> None:
+    """The sum of products of pairs of matrices, times a number: `given` are the pairs and the result."""
+    *operands, out = given
+    for i in range(0, len(operands), 2):
+        torch.addmm(out, operands[i], operands[i + 1], beta=1.0 if i else 0.0, alpha=node.attrs["scale"], out=out)
+
+
 def matmul_bias(node: Node, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor, out: torch.Tensor) -> None:
-    """The product plus a row, added to the sums before they are rounded where the library takes it so."""
-    flat = a if a.dim() == 2 else _rows(a)
-    if out.device.type == "cpu" or flat is None:
-        out.copy_(table()[node.op].reference(torch, node, [a, b, bias]))
+    """The product plus a row, added to the sums before they are rounded."""
+    if not _reference(node, (a, b, bias), out):
+        _biased(_flat(a), b, bias, out.view(-1, out.shape[-1]))
+
+
+def _biased(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor, out: torch.Tensor) -> None:
+    _run(lambda: Product(a, b, out, "bias", bias), lambda: torch.addmm(bias, a, b, out=out), [out])
+
+
+def _flat(a: torch.Tensor) -> torch.Tensor:
+    """[… m n] as […·m n], copied where it must be."""
+    found = a if a.dim() == 2 else _rows(a)
+    return a.reshape(-1, a.shape[-1]) if found is None else found
+
+
+def matmul_gelu(node: Node, operands: Sequence[torch.Tensor], outs: Mapping[int, torch.Tensor]) -> None:
+    """0: gelu of the product plus a row; 1: what it is applied to. The vendor's epilogue takes gelu of the sums in f32; apart, of the
+    rounded ones."""
+    if _references(node, operands, outs):
         return
-    torch.addmm(bias, flat, b, out=out.view(-1, out.shape[-1]))
+    a, b, bias = operands
+    flat, found = _flat(a), {of: out.view(-1, out.shape[-1]) for of, out in outs.items()}
+    if 0 not in found:
+        _biased(flat, b, bias, found[1])
+        return
+    out, before = found[0], found.get(1)
+
+    def apart() -> None:
+        x = torch.addmm(bias, flat, b) if before is None else torch.addmm(bias, flat, b, out=before)
+        torch.ops.aten.gelu.out(x, approximate="tanh", out=out)
+
+    _run(lambda: Product(flat, b, out, "gelu" if before is None else "gelu-kept", bias, before), apart, [out] if before is None else [out, before])
+
+
+def matmul_gelu_grad(node: Node, a: torch.Tensor, b: torch.Tensor, x: torch.Tensor, out: torch.Tensor) -> None:
+    """The product times gelu's derivative at x; apart, the rounded product."""
+    if _reference(node, (a, b, x), out):
+        return
+    flat, target, at = _flat(a), out.view(-1, out.shape[-1]), _flat(x)
+
+    def apart() -> None:
+        torch.mm(flat, b, out=target)
+        torch.ops.aten.gelu_backward.grad_input(target, at, approximate="tanh", grad_input=target)
+
+    _run(lambda: Product(flat, b, target, "gelu-grad", aux=at), apart, [target])
+
+
+def matmul_rows(node: Node, operands: Sequence[torch.Tensor], outs: Mapping[int, torch.Tensor]) -> None:
+    """0: a product in f32; 1: the sums over the rows of its right operand."""
+    if _references(node, operands, outs):
+        return
+    a, b = operands
+    if 0 not in outs:
+        torch.sum(b, 0, dtype=outs[1].dtype, out=outs[1])
+        return
+    if 1 not in outs:
+        multiply(a, b, outs[0])
+        return
+
+    def apart() -> None:
+        torch.mm(a, b, out_dtype=outs[0].dtype, out=outs[0])
+        torch.sum(b, 0, dtype=outs[1].dtype, out=outs[1])
+
+    _run(lambda: Product(a, b, outs[0], "sum-of-b", outs[1]), apart, [outs[0], outs[1]])
+
+
+def matmul_add(node: Node, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor, c: torch.Tensor, out: torch.Tensor) -> None:
+    """The product plus a row plus a tensor, all in f32."""
+    if _reference(node, (a, b, bias, c), out):
+        return
+    flat, added, target = _flat(a), _flat(c), out.view(-1, out.shape[-1])
+
+    def apart() -> None:
+        torch.mm(flat, b, out_dtype=target.dtype, out=target)
+        target.add_(bias).add_(added)
+
+    _run(lambda: Product(flat, b, target, "bias", bias, c=added), apart, [target])
+
+
+def _references(node: Node, operands: Sequence[torch.Tensor], outs: Mapping[int, torch.Tensor]) -> bool:
+    return any([_reference(build(node.op, *node.inputs, **{**node.attrs, "of": of}), operands, out) for of, out in outs.items()])
 
 
 def _masked(node: Node, device: torch.device, keys: int, masks: list[Any]) -> Any:
@@ -120,16 +238,14 @@ class Attention:
             del self.left[key]
         return found
 
-    def packed(self, node: Node, operands: list[Any]) -> torch.Tensor:
-        """The three gradients side by side: [b t 3·h·d]."""
-        q = operands[1]
-        b, h, t, d = q.shape
-        joint = torch.empty((b, t, 3, h, d), dtype=q.dtype, device=q.device)
+    def packed(self, node: Node, operands: list[Any], out: torch.Tensor) -> None:
+        """The three gradients side by side, into [b t 3·h·d]."""
+        b, h, t, d = operands[1].shape
+        joint = out.view(b, t, 3, h, d)
         homes = [joint[:, :, i].transpose(1, 2) for i in range(3)]
         for home, found in zip(homes, self._gradients(node, operands, homes), strict=True):
             if found is not home:
                 home.copy_(found)
-        return joint.view(node.type.shape)
 
     def _gradients(self, node: Node, operands: list[Any], homes: list[Any] | None = None) -> list[Any]:
         ct, q, k, v, out, *masks = operands
@@ -155,89 +271,101 @@ class Attention:
             return list(torch.autograd.grad(found, leaves, ct.clone()))
 
 
-CHUNK = 1 << 30  # bytes of logits that stand at once
+CHUNK = 1 << 30  # bytes of logits that stand at once, at most
+LEAST = 1 << 28  # and in few parts where they are fewer: a part is a product of its own
+PARTS = 6  # a sixth of a batch's logits is about what the backward pass of a block needs beside what it keeps
 
 
-class Heads:
-    """linear-cross-entropy: the logits of some rows at a time, turned into their gradient where they stand."""
+def logits_rows(rows: int, classes: int, width: int) -> int:
+    """Rows of a head whose logits of `width` bytes stand at once: equal parts."""
+    most = min(CHUNK, max(LEAST, -(-rows // PARTS) * classes * width))
+    step = min(rows, max(1, most // (classes * width)))
+    return -(-rows // -(-rows // step))
 
-    def __init__(self) -> None:
-        self.left: dict[Any, list[Any]] = {}
 
-    def forward(self, node: Node, operands: list[Any]) -> torch.Tensor:
-        x, weight, labels = operands
-        return self._run(x, weight, labels, None)[2].view(node.type.shape)
+def heads_scratch(node: Node) -> int:
+    """Bytes of the logits that a head makes beside its results."""
+    x, weight = node.inputs[:2]
+    width = x.type.bytes // max(1, x.type.size)
+    rows, classes = x.type.size // x.type.shape[-1], weight.type.shape[1]
+    return logits_rows(rows, classes, width) * classes * width
 
-    def backward(self, node: Node, operands: list[Any]) -> torch.Tensor:
-        key, of = node.inputs, node.attrs["of"]
-        if key not in self.left:
-            self.left[key] = self._run(*operands)
-        parts = self.left[key]
-        found, parts[of] = parts[of], None
-        return found.view(node.type.shape) if of != 1 else found
 
-    def forget(self) -> None:
-        """What no gradient asked for."""
-        self.left.clear()
-
-    def _run(self, x: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, ct: torch.Tensor | None) -> list[Any]:
-        entropy_rows = modules.by_hand("entropy_rows")
-        x, labels = x.reshape(-1, x.shape[-1]), labels.reshape(-1)
-        rows, classes = x.shape[0], weight.shape[1]
-        step = min(rows, max(1, CHUNK // (classes * x.element_size())))
-        step = -(-rows // -(-rows // step))
-        wide = torch.float64 if x.dtype == torch.float64 else torch.float32
-        logits = torch.empty((step, classes), dtype=x.dtype, device=x.device)
-        losses = torch.empty(rows, dtype=torch.float32, device=x.device)
-        low = x.dtype != wide
-        block, warps = min(4096, 1 << (classes - 1).bit_length()), 8
-        by_x = by_weight = None
-        if ct is not None:
-            ct = ct.reshape(-1).contiguous()
-            by_x = torch.empty_like(x, memory_format=torch.contiguous_format)
-            turned = weight.stride(0) == 1
-            by_weight = torch.empty((classes, x.shape[1]) if turned else tuple(weight.shape), dtype=wide, device=x.device)
-        for start in range(0, rows, step):
-            stop = min(rows, start + step)
-            part, piece = logits[: stop - start], x[start:stop]
-            torch.mm(piece, weight, out=part)
-            given = losses if ct is None else ct[start:]
-            entropy_rows[(stop - start,)](part, labels[start:], given, losses[start:], classes, block, low, ct is not None, 3, num_warps=warps)
-            if ct is None:
-                continue
-            torch.mm(part, weight.T, out=by_x[start:stop])
+def heads(node: Node, operands: list[torch.Tensor], outs: dict[int, torch.Tensor], scratch: torch.Tensor) -> None:
+    """linear-cross-entropy and its gradients (by x, by the weight, and the losses): the logits of some rows at a time, in
+    `scratch`, turned into their gradient where they stand. `outs`: number of a result -> where it goes, those that are wanted."""
+    if scratch.device.type == "cpu":
+        for of, out in outs.items():
+            one = build(node.op, *node.inputs, **({"of": of} if "of" in node.attrs else {}))
+            order = layout(one)
+            found = table()[node.op].reference(torch, one, operands)
+            out.copy_(found if order is None else found.permute(order))
+        return
+    entropy_rows = modules.by_hand("entropy_rows")
+    x, weight, labels, *more = operands
+    x, labels = x.reshape(-1, x.shape[-1]), labels.reshape(-1)
+    rows, classes = x.shape[0], weight.shape[1]
+    step = logits_rows(rows, classes, x.element_size())
+    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+    logits = scratch[: step * classes * x.element_size()].view(x.dtype).view(step, classes)
+    losses = outs[LOSS].view(-1) if LOSS in outs else torch.empty(rows, dtype=torch.float32, device=x.device)
+    low = x.dtype != wide
+    block, warps = min(4096, 1 << (classes - 1).bit_length()), 8
+    ct = more[0].reshape(-1).contiguous() if more else None
+    turned = weight.stride(0) == 1
+    by_x = outs[0].view(x.shape) if 0 in outs else None
+    by_weight = outs.get(1)
+    for start in range(0, rows, step):
+        stop = min(rows, start + step)
+        part, piece = logits[: stop - start], x[start:stop]
+        multiply(piece, weight, part)
+        given = losses if ct is None else ct[start:]
+        entropy_rows[(stop - start,)](part, labels[start:], given, losses[start:], classes, block, low, ct is not None, 3, num_warps=warps)
+        if by_x is not None:
+            multiply(part, weight.T, by_x[start:stop])
+        if by_weight is not None:
             a, b = (part.T, piece) if turned else (piece.T, part)
-            if not low:
-                torch.mm(a, b, out=by_weight) if start == 0 else torch.addmm(by_weight, a, b, out=by_weight)
-            elif start == 0:
-                torch.mm(a, b, out_dtype=wide, out=by_weight)
-            else:
-                torch.ops.aten.addmm.dtype_out(by_weight, a, b, wide, out=by_weight)
-        return [by_x, by_weight, losses]
+            multiply(a, b, by_weight, added=start > 0)
 
 
-OUT: dict[str, Callable[..., None]] = {"matmul": matmul, "matmul-f32": matmul, "matmul-bias": matmul_bias}
+OUT: dict[str, Callable[..., None]] = {
+    "matmul": matmul, "matmul-f32": matmul, "matmul-bias": matmul_bias, "matmul-sum": matmul_sum, "matmul-gelu-grad": matmul_gelu_grad,
+    "matmul-add": matmul_add, "rank-map": rank_map,
+}  # fmt: skip
+
+#: op -> function (node, operands, number of the output -> tensor) that makes, at the first of several nodes over the same operands,
+#: the outputs of all of them; a node's own number is its attribute `of`
+JOINT: dict[str, Callable[..., None]] = {"rank-weights": rank_weights, "matmul-gelu": matmul_gelu, "matmul-rows": matmul_rows, "linear-cross-entropy": heads, "linear-cross-entropy-grad": heads}
+
+#: op of `JOINT` -> bytes that its function takes beside its outputs, as a last argument
+SCRATCH: dict[str, Callable[[Node], int]] = {"linear-cross-entropy": heads_scratch, "linear-cross-entropy-grad": heads_scratch}
+
+#: ops that write into a given tensor by what their library left before (`Library.put`)
+PUT = frozenset({"attend-grad-packed"})
 
 
 class Library:
-    """What calls leave for one another within a step: attention for its gradient, a head its three results."""
+    """What calls leave for one another within a step: attention for its gradient."""
 
     def __init__(self, deterministic: bool):
-        self.attention, self.heads = Attention(deterministic), Heads()
+        self.attention = Attention(deterministic)
         self.products = Products(on_device)
         self.own: dict[str, Callable[..., torch.Tensor]] = {
             "attend": self.attention.forward,
             "attend-grad": self.attention.backward,
-            "attend-grad-packed": self.attention.packed,
-            "linear-cross-entropy": self.heads.forward,
-            "linear-cross-entropy-grad": self.heads.backward,
             "tensor-product": self.products.call,
             "tensor-product-grad": self.products.call,
             "tensor-product-joint": self.products.call,
         }
 
+    def put(self, node: Node, operands: list[Any], out: torch.Tensor) -> None:
+        """The value of an op of `PUT`, into `out`."""
+        if out.device.type == "cpu":
+            out.copy_(table()[node.op].reference(torch, node, operands))
+        else:
+            self.attention.packed(node, operands, out)
+
     def forget(self) -> None:
-        self.heads.forget()
         self.products.forget()
         self.attention.left.clear()
 
@@ -257,8 +385,6 @@ def call(node: Node, operands: list[Any], device: torch.device, kept: Library) -
     if node.op in kept.own and device.type == "cuda":
         found = kept.own[node.op](node, operands)
         order = layout(node)
-        if node.op == "linear-cross-entropy-grad" and node.attrs["of"] == 1:
-            return found  # made in its layout
         return found.contiguous() if order is None else found.permute(order).contiguous()
     order = layout(node)
     if order is not None:

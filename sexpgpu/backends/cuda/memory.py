@@ -6,7 +6,7 @@ allocate themselves; one batch. Not counted: the driver's context and torch's ow
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from math import prod
 
@@ -49,11 +49,13 @@ class MemoryPlan:
     samples: int
     parts: int
     largest: tuple[Large, ...]
+    exchange: int = 0  # with other ranks
+    ranks: int = 1
 
     @property
     def fixed(self) -> int:
         """What the size of the batch does not change."""
-        return self.parameters + self.gradients + self.optimizer + self.averages + self.states + WORKSPACE
+        return self.parameters + self.gradients + self.optimizer + self.averages + self.states + self.exchange + WORKSPACE
 
     @property
     def total(self) -> int:
@@ -68,7 +70,7 @@ class MemoryPlan:
         """The parts and the largest tensors, a line each."""
         parts = {
             "parameters": self.parameters, "gradients": self.gradients, "optimizer": self.optimizer, "averages": self.averages,
-            "states": self.states, "values between launches": self.arena, "library calls": self.library + WORKSPACE, "batch": self.batch,
+            "states": self.states, "exchange": self.exchange, "values between launches": self.arena, "library calls": self.library + WORKSPACE, "batch": self.batch,
         }
         said = ", ".join(f"{name} {size(n)}" for name, n in parts.items() if n)
         return [f"plan: {size(self.total)} ({said})", *(f"{size(t.bytes)}  {t.type}  {t.what}" for t in self.largest)]
@@ -79,11 +81,18 @@ def size(count: int) -> str:
     return f"{count / GIB:,.2f} GiB" if count >= GIB // 10 else f"{count / 2**20:,.2f} MiB"
 
 
-def memory_plan(traced: TracedRun, schema: Schema, forward: Compiled, update: Compiled) -> MemoryPlan:
-    """The plan of a step from its compiled graphs."""
+def held(schema: Schema, divided: Collection[str] = (), ranks: int = 1) -> dict[str, int]:
+    """Bytes of each state on one device; of `divided` ones its share."""
+    whole = {name: prod(shape) * DTYPES[dtype] for name, (dtype, shape) in schema.items()}
+    return {name: -(-count // ranks) if name in divided else count for name, count in whole.items()}
+
+
+def memory_plan(traced: TracedRun, schema: Schema, forward: Compiled, update: Compiled, divided: Collection[str] = (), ranks: int = 1, exchange: int = 0) -> MemoryPlan:
+    """The plan of a step from its compiled graphs. divided: states of which each of `ranks` has a share; exchange: bytes for sums over
+    them."""
     kinds = dict.fromkeys(("param", "opt", "ema", "state"), 0)
-    for name, (dtype, shape) in schema.items():
-        kinds[name.partition("/")[0]] += prod(shape) * DTYPES[dtype]
+    for name, count in held(schema, divided, ranks).items():
+        kinds[name.partition("/")[0]] += count
     parts = traced.run.accumulate
     gradients = sum(node.type.bytes for node in traced.gradients.values()) * (2 if traced.run.precision == "f64" else 1)
     states = sum(prod(s.shape) * DTYPES[s.dtype] for n, s in traced.states.items() if n in traced.state_updates)
@@ -93,7 +102,7 @@ def memory_plan(traced: TracedRun, schema: Schema, forward: Compiled, update: Co
     return MemoryPlan(
         kinds["param"], gradients * (2 if parts > 1 else 1), kinds["opt"], kinds["ema"], kinds["state"] + states * parts,
         max(forward.plan.size, update.plan.size), max(_library(forward), _library(update)), sum(fields.values()) * parts,
-        traced.samples, parts, _largest(traced.origins, schema, forward),
+        traced.samples, parts, _largest(traced.origins, schema, forward), exchange, ranks,
     )
 
 
@@ -120,11 +129,11 @@ def _largest(origins: Origins, schema: Schema, forward: Compiled) -> tuple[Large
     return tuple(sorted(found, key=lambda t: (-t.bytes, t.what))[:NAMED])
 
 
-def check_state(schema: Schema, budget: int | None) -> None:
+def check_state(schema: Schema, budget: int | None, divided: Collection[str] = (), ranks: int = 1) -> None:
     """E-MEM-002 where what the batch does not change is too much already: before any of it is allocated."""
     if budget is None:
         return
-    total = sum(prod(shape) * DTYPES[dtype] * (2 if name.startswith("param/") else 1) for name, (dtype, shape) in schema.items())
+    total = sum(count * (2 if name.startswith("param/") else 1) for name, count in held(schema, divided, ranks).items())
     if total > budget:
         largest = sorted(((prod(s) * DTYPES[d], f"{d}[{' '.join(map(str, s))}]", n) for n, (d, s) in schema.items()), reverse=True)[:NAMED]
         fail(
@@ -142,6 +151,6 @@ def check_plan(made: MemoryPlan, budget: int | None) -> None:
     if fitting:
         whole = made.samples * made.parts
         cut = next((n for n in range(made.parts + 1, whole + 1) if whole % n == 0 and whole // n <= fitting), None)
-        helps = [f"about {fitting} samples fit at once: :batch {fitting * made.parts}"]
+        helps = [f"about {fitting} samples fit at once: :batch {fitting * made.parts * made.ranks}"]
         helps += [f"or the same batch in parts: :accumulate {cut}"] if cut else []
     fail("E-MEM-002", f"the program takes {size(made.total)} of device memory, and {size(budget)} are there", notes=made.lines(), help=helps)

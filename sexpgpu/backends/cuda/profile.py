@@ -124,7 +124,7 @@ def profile(program: CudaProgram, batch: Mapping[str, Any]) -> Profile:
     forward, update = program._graphs(False, capacity)
     program._alive.zero_()
     with torch.no_grad(), program._modes():
-        fields = {name: tensor[0] for name, tensor in program._fields[1, capacity].items()}
+        fields = {name: tensor[0] for name, tensor in program._fields[1, capacity].tensors.items()}
         arena = torch.zeros(max(forward.plan.size, update.plan.size), dtype=torch.uint8, device=program.place)
         homes: dict[str, torch.Tensor] = {}
         place = lambda name: homes.setdefault(name, torch.zeros((), dtype=program.dtype, device=program.place))  # noqa: E731

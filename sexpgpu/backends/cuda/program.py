@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,94 +18,38 @@ import torch
 from sexpgpu.backends import state
 from sexpgpu.backends.arena import Arena
 from sexpgpu.backends.cuda.device import INTERPRETED, Device, free_memory, interpreted, memory_errors
+from sexpgpu.backends.cuda.exchange import SQUARES, Exchange
 from sexpgpu.backends.cuda.executable import Bound, Compiled
+from sexpgpu.backends.cuda.flight import INDEX, Fields, InFlight, Replay, Report, Room
 from sexpgpu.backends.cuda.indices import raise_bad_index
 from sexpgpu.backends.cuda.memory import MemoryPlan, check_plan, check_state, memory_plan
-from sexpgpu.backends.interpreter.program import Result, capacity_of, source_of
+from sexpgpu.backends.interpreter.dtypes import TORCH
+from sexpgpu.backends.interpreter.program import Result, capacity_of
+from sexpgpu.backends.leaves import flat_update, source_of
+from sexpgpu.backends.ranks import Alone, Team
 from sexpgpu.ir import Node
 from sexpgpu.ops import build, constant
 from sexpgpu.ops.philox import draw_key
 from sexpgpu.ops.random import draw_kind
 from sexpgpu.passes.bounds import BAD, bounded_fields, guard_indices
-from sexpgpu.passes.flatten import flatten
 
 ALIVE = "//alive"  # no parameter's path
+WATCHED = f"{BAD} watched"  # of a step with metrics and taps: of their indices, too
 SHADOW = "//bf16/"
 HOME = "//home/"
 
 
-class InFlight:
-    """Scalars on their way to the host."""
-
-    def __init__(self, names: Mapping[str, int], values: torch.Tensor, event: Any):
-        self.names, self.values, self.event = names, values, event
-
-    def wait(self) -> None:
-        if self.event is not None:
-            self.event.synchronize()
-
-    def read(self) -> dict[str, float]:
-        self.wait()
-        return dict(zip(self.names, self.values[: len(self.names)].tolist(), strict=True))
-
-
-class Report:
-    """The scalars of a step, side by side in one tensor: one copy brings them to the host."""
-
-    def __init__(self, device: torch.device, dtype: torch.dtype, size: int = 4096):
-        self.values = torch.zeros(size, dtype=dtype, device=device)
-        self.names: dict[str, int] = {}
-        self.hosts: dict[int, torch.Tensor] = {}
-
-    def place(self, name: str) -> torch.Tensor:
-        number = self.names.setdefault(name, len(self.names))
-        return self.values[number]
-
-    def send(self, turn: int = 0) -> InFlight:
-        """Begins the copy into the pinned memory of this turn."""
-        count = len(self.names)
-        if self.values.device.type != "cuda":
-            return InFlight(self.names, self.values[:count].clone(), None)
-        if turn not in self.hosts:
-            self.hosts[turn] = torch.empty(count, dtype=self.values.dtype, pin_memory=True)
-        self.hosts[turn].copy_(self.values[:count], non_blocking=True)
-        event = torch.cuda.Event()
-        event.record()
-        return InFlight(self.names, self.hosts[turn], event)
-
-    def read(self) -> dict[str, float]:
-        return self.send().read()
-
-
-class Replay:
-    """Launches that are captured once, if the device captures, and then replayed."""
-
-    def __init__(self, work: Callable[[], None], device: torch.device, pool: Any):
-        self.work, self.graph = work, None
-        if device.type != "cuda":
-            return
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            work()  # compiles kernels, and sets up the libraries
-        torch.cuda.current_stream().wait_stream(stream)
-        torch.cuda.synchronize()
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, pool=pool, capture_error_mode="thread_local"):
-            work()
-
-    def run(self) -> None:
-        if self.graph is None:
-            self.work()
-        else:
-            self.graph.replay()
-
-
 class CudaProgram:
     """`staged` is `compiler.Stages`; `threads` is not used by the device, and is kept for the manifest. `opened`: the device;
-    `budget`: bytes that the plan may take, None for what is free. `device`: in tests, `cpu` or `cuda` instead of `opened`."""
+    `budget`: bytes that the plan may take, None for what is free. `device`: in tests, `cpu` or `cuda` instead of `opened`.
 
-    def __init__(self, staged: Any, threads: int | None, device: str | None = None, opened: Device | None = None, budget: int | None = None):
+    Of several ranks (`team`) each computes its part of the batch, and the launches of a step have sums over ranks among them
+    (`exchange`). With `:shard optimizer` a rank updates its share of each vector, and parameters are put together after.
+    """
+
+    def __init__(self, staged: Any, threads: int | None, device: str | None = None, opened: Device | None = None, budget: int | None = None, team: Team | None = None):
+        self.team: Team = Alone() if team is None else team
+        self.shard = staged.run.shard and self.team.ranks > 1
         self.target = device or ("cpu" if interpreted() else "cuda")
         self.device = self.target if opened is None else opened.label
         self.place = torch.device(self.target)
@@ -120,26 +65,37 @@ class CudaProgram:
         self._updates = torch.zeros((), dtype=torch.int64, device=self.place)
         self._step = torch.zeros((), dtype=torch.int32, device=self.place)
         self._alive = torch.zeros((), dtype=torch.bool, device=self.place)
-        check_state(self.schema(), budget)
-        with memory_errors(), torch.device(self.place):
-            self._arena = Arena(self._flat(), self.schema())
-        self.values: dict[str, Any] = self._arena.tensors
-        self._known = {source: self.values[name] for name, source in self.full.items()}
-        self._known |= {source_of(leaf): self._arena.place(name) for name, leaf in self._arena.flat.homes.items()}
+        flat = flat_update(staged, self.config.accumulate * self.team.ranks, self.team.ranks if self.shard else 1)
+        divided = {f"{role}/{name}" for group in flat.groups if self.shard for role in group.roles if role.startswith("opt/") for name in group.names}
+        check_state(self.schema(), budget, divided, self.team.ranks)
         self.float = "f64" if self.precision == "f64" else "f32"
+        self._bounded = bounded_fields(self.staged.micro(False))
+        self._shadowed = {str(self.traced.params[n].node.attrs["path"]) for group in flat.groups for n in group.names} if self.precision == "bf16" else set()
+        self._compiled: dict[Any, tuple[Compiled, Compiled]] = {}
+        first = self._micro(False) if self.team.ranks > 1 else None
+        if first is not None:
+            flat.arrange(lambda name: first.final(f"gradient/{name}"))
+        with memory_errors(), torch.device(self.place):
+            self._arena = Arena(flat, self.schema(), self.team.rank if self.shard else 0)
+        self.exchange = None if first is None else Exchange(self.team, self._arena, first, self.traced.origins, self.config.deterministic)
+        self.values: dict[str, Any] = self._arena.tensors
+        self._known = {source: self.values[name] for name, source in self.full.items() if name in self.values}
+        self._known |= {source_of(leaf): self._arena.place(name) for name, leaf in self._arena.flat.homes.items()}
         for name, value in self.config.statistics.items():
             self._known["statistic", name] = torch.tensor(value, dtype=self.dtype, device=self.place)
-        self._bounded = bounded_fields(self.staged.micro(False))
-        self._compiled: dict[Any, tuple[Compiled, Compiled]] = {}
-        self._fields: dict[Any, dict[str, torch.Tensor]] = {}  # (steps of a replay, capacity) -> field -> [steps batch …]
-        self._pinned: dict[Any, torch.Tensor] = {}
+        self._fields: dict[Any, Fields] = {}  # (steps of a replay, capacity) -> their batches
+        self._pinned: dict[Any, Room] = {}  # (turn, steps, capacity) -> where batches are put together
+        self._rooms: dict[int, list[Room]] = {}  # steps -> those that are handed out in turn
+        self._activations: torch.Tensor | None = None
         self._turn = 0
         self._flight: dict[int, InFlight] = {}
         self._weights = {e.name: e.weights for e in self.config.evals}
         self._evals: dict[tuple[str, Any], Any] = {}
         self._steps: dict[Any, tuple[Replay, Report]] = {}
         self._make_shadows()
-        self.plan: MemoryPlan = memory_plan(self.traced, self.schema(), *self._graphs(False))
+        if first is not None:
+            self._compiled[False, None] = first, Compiled(*self._update_results(), self.target, self.traced.origins)
+        self.plan: MemoryPlan = memory_plan(self.traced, self.schema(), *self._graphs(False), divided, self.team.ranks, self.exchange.bytes if self.exchange else 0)
         check_plan(self.plan, budget)
 
     @contextmanager
@@ -180,21 +136,22 @@ class CudaProgram:
 
     def _refresh_shadows(self) -> None:
         for name, vector in self._shadows.items():
-            vector.copy_(self._arena.place(self._sources[name]))
+            vector.copy_(self._arena.vectors[self._sources[name]])
 
     # --- graphs ---
 
     @property
     def _divided(self) -> bool:
-        return self.traced.loss.count is not None or self.config.accumulate > 1
+        return self.traced.loss.count is not None or self._micro_batches > 1
 
-    def _flat(self) -> Any:
-        owners = {("gradient", n): ("gradient", n) for n in self.traced.gradients}
-        for name, (kind, path) in self.full.items():
-            if kind in ("param", "opt", "ema"):
-                slot, _, rest = name.removeprefix("opt/").partition("/")
-                owners[kind, path] = (f"opt/{slot}", rest) if kind == "opt" else (kind, name.partition("/")[2])
-        return flatten(self.staged.update(self._divided), list(self.traced.gradients), owners, source_of)
+    @property
+    def _micro_batches(self) -> int:
+        """Of a step, over all ranks."""
+        return self.config.accumulate * self.team.ranks
+
+    def _offset(self, part: int) -> int:
+        """The place in the whole batch of a micro-batch's first sample."""
+        return (self.team.rank * self.config.accumulate + part) * self.traced.samples
 
     def _update_results(self) -> tuple[dict[str, Node], dict[str, Node | None]]:
         """The update, each write of which the sticky flag gates; result -> the leaf it replaces."""
@@ -221,7 +178,7 @@ class CudaProgram:
             old = build("state", path=str(spec.node.attrs["path"]), shape=spec.shape, dtype=self.schema()[f"state/{name}"][0])
             new = build("input", name=f"new state {name}", dtype=old.type.dtype, shape=old.type.shape, batch=False)
             results[f"state/{name}"], into[f"state/{name}"] = build("where", ok, new, old), old
-        for name, source in self._sources.items():
+        for name, source in self._sources.items() if not self.shard else ():
             results[name], into[name] = build("cast", results[source], dtype="bf16"), None
         results["loss"], into["loss"] = loss, None
         results["ok"], into["ok"] = build("cast", ok, dtype=float_type), None
@@ -256,14 +213,14 @@ class CudaProgram:
 
         return find
 
-    def _build_step(self, logged: bool, steps: int, capacity: Any = None) -> tuple[Replay, Report]:
-        """So many steps in a row, each on its own batch, as one replay."""
-        report = Report(self.place, self.dtype)
-        forward, update = self._graphs(logged, capacity)
-        arena = torch.empty(max(forward.plan.size, update.plan.size), dtype=torch.uint8, device=self.place)
+    def _build_step(self, logged: Sequence[bool], capacity: Any = None) -> tuple[Replay, Report]:
+        """Steps in a row, each on its own batch, as one replay."""
+        graphs = [self._graphs(one, capacity) for one in logged]
+        report = Report(self.place, self.dtype, sum(len(forward.results) + len(update.results) for forward, update in graphs))
+        arena = self._activation(max(part.plan.size for pair in graphs for part in pair))
         works: list[Callable[[], None]] = []
-        for step in range(steps):
-            fields = {n: t[step] for n, t in self._fields[steps, capacity].items()}
+        for step, (forward, update) in enumerate(graphs):
+            fields = {n: t[step] for n, t in self._fields[len(logged), capacity].tensors.items()}
             works += self._one_step(forward, update, arena, fields, lambda name, step=step: report.place(f"{step}/{name}"))  # type: ignore[misc]
 
         def work() -> None:
@@ -272,51 +229,92 @@ class CudaProgram:
 
         alive = self._alive.clone()
         self._alive.zero_()  # the warm-up writes nothing
-        replay = Replay(work, self.place, self._pool)
+        rehearse = None if self.exchange is None else self.exchange.rehearsal(work)
+        replay = Replay(work, self.place, self._pool, rehearse)
         self._alive.copy_(alive)
         return replay, report
+
+    def _activation(self, size: int) -> torch.Tensor:
+        """Memory for values between launches; one for all replays, as they follow one another."""
+        if self._activations is None or len(self._activations) < size:
+            self._activations = torch.empty(size, dtype=torch.uint8, device=self.place)
+        return self._activations
 
     def _staged(self, capacity: Any) -> Any:
         """The stages of a packed batch of this capacity; None: of a batch that is not packed."""
         return self.staged if capacity is None or capacity == self.config.data.capacity else self.staged.at(capacity)
 
     def _graphs(self, logged: bool, capacity: Any = None) -> tuple[Compiled, Compiled]:
-        """Forward and backward of a micro-batch, and the update."""
+        """Forward and backward of a micro-batch, and the update. What a logged step computes more stands beside the rest."""
+        logged = logged and self.apart
         if (logged, capacity) not in self._compiled:
-            guarded = guard_indices(self._staged(capacity).micro(logged), self._bounded, self.traced.origins)
-            micro = {n: node if n.startswith(("gradient/", "state/")) else _as_float(node, self.float) for n, node in guarded.items()}
-            forward = Compiled(micro, dict.fromkeys(micro), self.target, self.traced.origins, self._shadow)
+            forward = self._micro(logged, capacity)
             same = next((update for _, update in self._compiled.values()), None)
             update = same or Compiled(*self._update_results(), self.target, self.traced.origins)
             self._compiled[logged, capacity] = forward, update
             self.plans = (forward.plan, update.plan)
         return self._compiled[logged, capacity]
 
+    def _micro(self, logged: bool, capacity: Any = None) -> Compiled:
+        """Forward and backward of a micro-batch."""
+        guarded = self._guarded(capacity, False)
+        beside: list[str] = []
+        if logged:
+            full = self._guarded(capacity, True)
+            more = {n: node for n, node in full.items() if n not in guarded and n != BAD}
+            if full.get(BAD) is not guarded.get(BAD):
+                more[WATCHED] = full[BAD]
+            guarded, beside = guarded | more, list(more)
+        micro = {n: node if n.startswith(("gradient/", "state/")) else _as_float(node, self.float) for n, node in guarded.items()}
+        return Compiled(micro, dict.fromkeys(micro), self.target, self.traced.origins, self._shadow, beside)
+
+    def _guarded(self, capacity: Any, logged: bool) -> dict[str, Node]:
+        return guard_indices(self._staged(capacity).micro(logged), self._bounded, self.traced.origins)
+
+    @property
+    def apart(self) -> bool:
+        """Whether a logged step computes more than another: metrics and taps."""
+        return bool(self.traced.metrics or self.traced.taps)
+
     def _one_step(self, forward: Compiled, update: Compiled, arena: torch.Tensor, batch: Mapping[str, torch.Tensor], place: Callable[[str], torch.Tensor]) -> list[Callable[[], None]]:
         """The launches of a step; `place` gives the home of a scalar."""
-        parts, size = self.config.accumulate, self.traced.samples
+        parts, exchange = self.config.accumulate, self.exchange
         scalars = [n for n in forward.results if not n.startswith(("gradient/", "state/"))]
         new_states = {n: torch.empty_like(self.values[n]) for n in forward.results if n.startswith("state/")}
+        if exchange is not None:
+            new_states, join_states = exchange.states(new_states)
         total = {n: place(f"part/{n}") for n in scalars}
         works: list[Callable[[], None]] = []
         first = {n: self._arena.views[n.removeprefix("gradient/")] for n in forward.results if n.startswith("gradient/")}
-        own = {n: torch.empty_like(t) for n, t in self._arena.gradients.items()} if parts > 1 else {}
+        own = {n: torch.empty_like(t) for n, t in self._arena.gradients.items()} if parts > 1 and exchange is None else {}
         for part in range(parts):
             fields = self._part(batch, part)
             leaves = {n: self._leaf(n, fields) for n in forward.leaves}
             into = first | new_states if part == 0 else first | {n: torch.empty_like(t) for n, t in new_states.items()}
             slots = total if part == 0 else {n: torch.zeros((), dtype=self.dtype, device=self.place) for n in scalars}
-            works.append(Bound(forward, leaves, into | slots, arena, self._draw(part * size), self.config.deterministic).launch)
+            after = exchange.after(forward, parts > 1) if exchange is not None and part + 1 == parts else None
+            works.append(Bound(forward, leaves, into | slots, arena, self._draw(self._offset(part)), self.config.deterministic, after).launch)
+            if exchange is not None and part + 1 < parts:
+                works.append(exchange.keep(part == 0))
             if parts > 1:
                 works.append(self._joined(part, parts, own, total, slots, new_states, {n: into[n] for n in new_states}))
         inputs = {"loss total": total["loss"]}
-        inputs["count"] = total["count"] if "count" in total else torch.full((), float(parts), dtype=self.dtype, device=self.place)
-        inputs[BAD] = total[BAD] if BAD in total else torch.zeros((), dtype=self.dtype, device=self.place)
+        inputs["count"] = total["count"] if "count" in total else torch.full((), float(self._micro_batches), dtype=self.dtype, device=self.place)
+        if exchange is not None:
+            squares = {SQUARES[0]: place(SQUARES[0]), SQUARES[1]: torch.zeros((), dtype=self.dtype, device=self.place)}
+            works.append(exchange.finish([*total.values(), squares[SQUARES[0]]], join_states, squares))
+            if self.shard:
+                inputs["gradient-norm"] = torch.zeros((), dtype=self.dtype, device=self.place)
+                works.append(partial(_norm, inputs["gradient-norm"], list(squares.values()), inputs["count"]))
+        bad = total.get(WATCHED, total.get(BAD))
+        inputs[BAD] = torch.zeros((), dtype=self.dtype, device=self.place) if bad is None else bad
         inputs |= {f"new state {n.removeprefix('state/')}": t for n, t in new_states.items()}
         inputs |= self._gradient_leaves()
         homes = {name: self._home(name, place) for name in update.results}
         leaves = {n: self._leaf(n, inputs) for n in update.leaves}
         works.append(Bound(update, leaves, homes, arena, self._draw(0), self.config.deterministic).launch)
+        if exchange is not None and self.shard:
+            works += [exchange.gather, self._refresh_shadows]
         works.append(self._count(homes["ok"]))
         return works
 
@@ -338,14 +336,14 @@ class CudaProgram:
     def _shadow(self, node: Node) -> Node | None:
         """A parameter in bf16 of a vector that the update writes beside the parameters: the leaf that stands for it."""
         x = node.inputs[0] if node.op == "cast" else None
-        if x is None or x.op != "param" or node.type.dtype != "bf16" or x.attrs["path"] not in self._in_vectors:
+        if x is None or x.op != "param" or node.type.dtype != "bf16" or x.attrs["path"] not in self._shadowed:
             return None
         return build("param", path=SHADOW + x.attrs["path"], shape=x.type.shape, dtype="bf16")
 
     def _gradient_leaves(self) -> dict[str, torch.Tensor]:
         found = {}
         for name, leaf in self._arena.flat.gradients.items():
-            found[source_of(leaf)[1]] = self._arena.gradients[name]
+            found[source_of(leaf)[1]] = self._arena.own(name, self._arena.gradients[name])
         return found
 
     def _count(self, ok: torch.Tensor) -> Callable[[], None]:
@@ -359,13 +357,14 @@ class CudaProgram:
         """After a micro-batch: its gradients, scalars and states join those before it."""
 
         def work() -> None:
-            for name, gradient in self._arena.gradients.items():
+            for name, kept in own.items():
+                gradient = self._arena.gradients[name]
                 if part == 0:
-                    own[name].copy_(gradient)
+                    kept.copy_(gradient)
                 else:
-                    own[name].add_(gradient)
+                    kept.add_(gradient)
                 if part == parts - 1:
-                    gradient.copy_(own[name])
+                    gradient.copy_(kept)
             for name, slot in slots.items():
                 if part:
                     total[name].add_(slot)
@@ -387,7 +386,10 @@ class CudaProgram:
         return state.schema(self.traced, self.precision)
 
     def initialise(self) -> None:
-        state.initialise(self.traced, self.config.seed, self.values)
+        missing = {n: torch.zeros(shape, dtype=TORCH[dtype]) for n, (dtype, shape) in self.schema().items() if n not in self.values}
+        state.initialise(self.traced, self.config.seed, self.values | missing)
+        for name, tensor in missing.items():
+            self._arena.put(name, tensor)
         self._restart(0)
 
     def _restart(self, step: int) -> None:
@@ -397,29 +399,40 @@ class CudaProgram:
         self._refresh_shadows()
 
     def state(self) -> dict[str, Any]:
-        return dict(self.values)
+        """Every rank calls it where optimizer state is divided; rank 0 gets all of it, in host memory."""
+        return self._arena.whole(self.team.on_host)
 
     def load(self, saved: Mapping[str, Any], step: int) -> None:
-        for name, tensor in self.values.items():
-            tensor.copy_(saved[name])
+        for name in self.schema():
+            self._arena.put(name, saved[name])
+        self._restart(step)
+
+    def share(self, saved: Mapping[str, Any] | None, step: int) -> None:
+        """Every rank takes rank 0's `saved` (None elsewhere), one tensor at a time."""
+        for name, (dtype, shape) in sorted(self.schema().items()):
+            tensor = torch.empty(shape, dtype=TORCH[dtype], device=self.place) if saved is None else saved[name].to(self.place, copy=True)
+            self.team.copy_([tensor])
+            self._arena.put(name, tensor)
         self._restart(step)
 
     def _take(self, batches: Sequence[Mapping[str, Any]], turn: int, capacity: Any) -> None:
-        """Batches into the device's fields, by way of pinned memory of this turn."""
+        """Batches into the device's fields, by way of pinned memory: their own, or that of this turn."""
         count = len(batches)
-        fields = self._fields.setdefault((count, capacity), {})
-        for name in batches[0]:
-            tensors = [self._host(batch[name]) for batch in batches]
-            shape = (count, *tensors[0].shape)
-            if name not in fields:
-                fields[name] = torch.empty(shape, dtype=tensors[0].dtype, device=self.place)
-            if self.place.type != "cuda":
-                torch.stack(tensors, out=fields[name])
-                continue
-            key = turn, count, capacity, name
+        room = batches if isinstance(batches, Room) else None
+        if room is None:
+            key = turn, count, capacity
             if key not in self._pinned:
-                self._pinned[key] = torch.empty(shape, dtype=tensors[0].dtype, pin_memory=True)
-            fields[name].copy_(torch.stack(tensors, out=self._pinned[key]), non_blocking=True)
+                self._pinned[key] = self._room(batches)
+            room = self._pinned[key]
+            room.stack(batches)
+        if (count, capacity) not in self._fields:
+            self._fields[count, capacity] = Fields(room, self.place)
+        self._fields[count, capacity].take(room)
+
+    def _room(self, batches: Sequence[Mapping[str, Any]]) -> Room:
+        """Room for so many batches of these shapes."""
+        first = {name: self._host(array) for name, array in batches[0].items()}
+        return Room(len(batches), {n: (tuple(t.shape), t.dtype) for n, t in first.items()}, self.place.type == "cuda")
 
     def _host(self, array: Any) -> torch.Tensor:
         tensor = torch.from_numpy(np.ascontiguousarray(array))
@@ -427,62 +440,75 @@ class CudaProgram:
 
     def step(self, batch: Mapping[str, Any], logged: bool) -> Result:
         """One optimizer step over a whole batch."""
-        return self.collect(self.launch([batch], logged))[0]
+        result = self.collect(self.launch([batch], (logged,)))[0]
+        if result.fell == INDEX:
+            self.blame(batch, logged)
+        return result
 
-    def launch(self, batches: Sequence[Mapping[str, Any]], logged: bool) -> InFlight:
-        """Sends steps to the device, one a batch, as one replay. Two replays may be in flight; `collect` them in order. Where a step
-        is not finite, those after it change nothing. Packed batches of one launch have one capacity."""
+    def room(self, count: int) -> Sequence[Mapping[str, Any]] | None:
+        """Host memory to fill with the batches of a coming launch, three at a time in turn; None before the first launch, whose
+        batches show their shapes, and where those change from batch to batch (packed data)."""
+        known = next(iter(self._pinned.values()), None)
+        if known is None or self.config.data.source.structures:
+            return None
+        rooms = self._rooms.setdefault(count, [])
+        if len(rooms) < 3:
+            rooms.append(self._room([known[0]] * count))
+            return rooms[-1]
+        rooms.append(rooms.pop(0))
+        if rooms[-1].flight is not None:
+            rooms[-1].flight.wait()
+        return rooms[-1]
+
+    def launch(self, batches: Sequence[Mapping[str, Any]], logged: Sequence[bool] | bool) -> InFlight:
+        """Sends steps to the device, one a batch, as one replay; `logged`: which of them compute metrics and taps. Two replays may be
+        in flight; `collect` them in order. Where a step is not finite, those after it change nothing, also those of the next replay.
+        Packed batches of one launch have one capacity."""
         turn = self._turn = (self._turn + 1) % 2
+        flags = tuple(one and self.apart for one in ([logged] * len(batches) if isinstance(logged, bool) else logged))
         capacity = capacity_of(batches[0], self.config.accumulate) if self.config.data.source.structures else None
         with memory_errors(self.plan), torch.no_grad():
             before = self._flight.get(turn)
             if before is not None:
                 before.wait()
             self._take(batches, turn, capacity)
-            key = logged, len(batches), capacity
-            self._latest = key
-            with self._modes():
-                if key not in self._steps:
+            self._latest = flags[-1], len(batches), capacity
+            key = flags, capacity
+            if key not in self._steps:
+                with self._modes():
                     self._steps[key] = self._build_step(*key)
-                replay, report = self._steps[key]
+            replay, report = self._steps[key]
+            begun = report.begin()
+            if replay.graph is None:
+                with self._modes():
+                    replay.run()
+            else:
                 replay.run()
-            self._flight[turn] = report.send(turn)
-        return self._flight[turn]
+            flight = self._flight[turn] = report.send(turn, begun, report.readings(self._micro_batches))
+        if isinstance(batches, Room):
+            batches.flight = flight
+        return flight
 
     def collect(self, flight: InFlight) -> list[Result]:
-        """The scalars of the steps of a launch; waits for it alone."""
-        steps: dict[int, dict[str, float]] = {}
-        for name, value in flight.read().items():
-            number, _, rest = name.partition("/")
-            steps.setdefault(int(number), {})[rest] = value
-        return [self._result(found, number) for number, found in steps.items()]
-
-    def _result(self, found: dict[str, float], number: int) -> Result:
-        parts = self.config.accumulate
-        loss, norm, ok = found["loss"], found["gradient-norm"], found["ok"] != 0
-        fell = "" if ok else "loss" if not math.isfinite(loss) else "gradient norm"
-        if not ok:
+        """The scalars of the steps of a launch, up to the first that is not finite; waits for it alone. After one that is not finite
+        nothing may be collected but what was launched before it was known, and the next launch goes on as if it had not been."""
+        with memory_errors(self.plan), self.team.waiting("the sums of a step"):
+            results = flight.results()
+        if not results[-1].finite:
             self._alive.fill_(True)
-        if found.get(f"part/{BAD}"):
-            self._raise_bad_index(number)
-        rates = {n.removeprefix("learning-rate/"): v for n, v in found.items() if n.startswith("learning-rate/")}
-        metrics: dict[str, float] = {}
-        for name, value in found.items():
-            if name.startswith("part/metric/") and name.endswith("/total"):
-                short = name.split("/")[2]
-                count = found.get(f"part/metric/{short}/count", float(parts))
-                metrics[short] = value / count if count else math.nan
-        taps = {n.removeprefix("part/tap/"): v / parts for n, v in found.items() if n.startswith("part/tap/")}
-        return Result(loss, norm, rates, ok, metrics, taps, found.get("part/count"), fell)
+        return results
 
-    def _raise_bad_index(self, number: int) -> None:
-        """Names the index of a step of the latest launch that was out of range; the step changed nothing."""
-        logged, count, capacity = self._latest
-        batch = {name: tensor[number] for name, tensor in self._fields[count, capacity].items()}
+    def blame(self, batch: Mapping[str, Any], logged: bool) -> None:
+        """Names the index of a step's batch that was out of range (E-RUN-031): of one that fell by `index`, and changed nothing."""
+        capacity = capacity_of(batch, self.config.accumulate) if self.config.data.source.structures else None
+        whole = {name: self._host(array).to(self.place) for name, array in batch.items()}
         results, parts = self._staged(capacity).micro(logged), self.config.accumulate
         for part in range(parts):
-            fields = self._part(batch, part)
-            place = self.config.seed, self.updates, part * self.traced.samples
+            fields = self._part(whole, part)
+            place = self.config.seed, self.updates, self._offset(part)
+            if part + 1 == parts and self.team.ranks > 1:
+                raise_bad_index(results, lambda leaf, fields=fields: self._leaf(leaf, fields), place, self.traced.origins, False)  # type: ignore[misc]
+                self.team.sum_floats([0.0])  # the rank whose index it is ends the run
             raise_bad_index(results, lambda leaf, fields=fields: self._leaf(leaf, fields), place, self.traced.origins, part + 1 == parts)  # type: ignore[misc]
 
     def evaluate(self, name: str, batch: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
@@ -530,6 +556,12 @@ class CudaProgram:
     def close(self) -> None:
         self._steps.clear()
         self._evals.clear()
+
+
+def _norm(out: torch.Tensor, squares: Sequence[torch.Tensor], count: torch.Tensor) -> None:
+    """The gradient's norm from the sums of squares of undivided gradients."""
+    torch.add(*squares, out=out)
+    out.sqrt_().div_(count)
 
 
 def _as_float(node: Node, dtype: str) -> Node:

@@ -16,7 +16,7 @@ from sexpgpu.diagnostics import printable
 from sexpgpu.ir import Node, Origins
 from sexpgpu.ops import table
 from sexpgpu.passes.schedule.fuse import Call, Kernel, Launch
-from sexpgpu.passes.schedule.views import PLAIN
+from sexpgpu.passes.schedule.views import PLAIN, data
 
 
 @dataclass(frozen=True)
@@ -51,12 +51,24 @@ def rows(compiled: Compiled, origins: Origins) -> list[Row]:
     names: dict[Node, list[str]] = {}
     for name, node in compiled.results.items():
         names.setdefault(node, []).append(name)
-    return [_row(i, launch, compiled, origins, readers, names) for i, launch in enumerate(compiled.schedule.launches)]
+    shared: set[Any] = set()
+    return [_row(i, launch, compiled, origins, readers, names, _again(launch, shared)) for i, launch in enumerate(compiled.schedule.launches)]
 
 
-def _row(i: int, launch: Launch, compiled: Compiled, origins: Origins, readers: dict[Node, list[int]], names: dict[Node, list[str]]) -> Row:
+def _again(launch: Launch, seen: set[Any]) -> bool:
+    """Whether it is a further output of a call before it, whose operands are read once for all of them."""
+    if not isinstance(launch, Call) or "of" not in launch.node.attrs:
+        return False
+    node = launch.node
+    key = node.op, node.inputs, tuple((k, v) for k, v in sorted(node.attrs.items()) if k != "of")
+    known = key in seen
+    seen.add(key)
+    return known
+
+
+def _row(i: int, launch: Launch, compiled: Compiled, origins: Origins, readers: dict[Node, list[int]], names: dict[Node, list[str]], again: bool) -> Row:
     stored = launch.stores
-    moved = sum(n.type.bytes for n in launch.reads) + sum(n.type.bytes for n in stored)
+    moved = sum(n.type.bytes for n in stored) + (0 if again else sum(n.type.bytes for n in launch.reads))
     kept = tuple(_why(node, i, compiled, readers, names) for node in stored)
     last = launch.node if isinstance(launch, Call) else launch.units[-1]
     origin = origins.of(last)
@@ -82,7 +94,7 @@ def _inside(launch: Kernel) -> Iterator[Node]:
         if node in seen or node in outside or not node.inputs and node.op not in ("iota",):
             continue
         seen.add(node)
-        stack += node.inputs
+        stack += data(node)
         if node.op not in PLAIN:
             yield node
 

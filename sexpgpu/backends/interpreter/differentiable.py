@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from sexpgpu.backends.interpreter.program import Compiled, source_of
+from sexpgpu.backends.interpreter.program import Compiled
+from sexpgpu.backends.leaves import source_of
 from sexpgpu.ir import Node, Origins
 from sexpgpu.ops import build
 from sexpgpu.passes.autodiff import grad

@@ -14,11 +14,12 @@ from typing import Any
 import torch
 
 from sexpgpu.backends.interpreter.dtypes import TORCH
+from sexpgpu.backends.interpreter.plan import LEAST_AHEAD
 from sexpgpu.ir import Node
 from sexpgpu.ops import table
 from sexpgpu.ops.random import DrawContext
 
-LEAST = 50_000  # elements of a step's masks: fewer are drawn before a thread has begun
+LEAST = LEAST_AHEAD  # elements of a step's masks: fewer are drawn before a thread has begun
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,9 @@ class Step:
     """One assignment. The templates are over {0} {1} …, the names of `inputs`, and {out}.
 
     fresh: the outputs lie in memory of their own. over: input number -> source that writes the output over that input,
-    of equal shape and dtype. into: source that writes the only output to {out}.
-       """
+    of equal shape and dtype. into: source that writes the only output to {out}. needs: what the source calls by a number:
+    ("reference", number, node), or ("mask", number, draw, factor or None).
+    """
 
     outputs: tuple[Value, ...]
     inputs: tuple[Value, ...]
@@ -35,6 +36,7 @@ class Step:
     fresh: bool = False
     over: Mapping[int, str] = field(default_factory=dict)
     into: str = ""
+    needs: tuple[Any, ...] = ()
 
 
 class Graph:

@@ -21,10 +21,10 @@ from sexpgpu.backends.interpreter.dtypes import TORCH
 from sexpgpu.backends.interpreter.executable import Executable
 from sexpgpu.backends.interpreter.indices import refuse_index
 from sexpgpu.backends.interpreter.memory import keep_freed
+from sexpgpu.backends.leaves import flat_update, source_of
 from sexpgpu.backends.ranks import Alone, Team
-from sexpgpu.experiment.traced import AVERAGE
 from sexpgpu.ir import Node
-from sexpgpu.passes.flatten import Flat, flatten
+from sexpgpu.passes.flatten import Flat
 
 
 @dataclass(frozen=True)
@@ -39,17 +39,6 @@ class Result:
     taps: Mapping[str, float]
     tokens: float | None
     fell: str
-
-
-def source_of(node: Node) -> tuple[str, str]:
-    """What a leaf stands for: its kind and name."""
-    if node.op == "input":
-        return "input", node.attrs["name"]
-    if node.op == "slot" and node.attrs["slot"] == AVERAGE:
-        return "ema", node.attrs["path"]
-    if node.op == "slot":
-        return "opt", f"{node.attrs['slot']}/{node.attrs['path']}"
-    return node.op, node.attrs.get("path", node.attrs.get("name", ""))
 
 
 class Compiled:
@@ -120,15 +109,8 @@ class InterpreterProgram:
         return self._graphs[key]
 
     def _flat(self) -> Flat:
-        """The update's graph over vectors."""
-        owners = {("gradient", n): ("gradient", n) for n in self.traced.gradients}
-        for name, (kind, path) in self._full.items():
-            if kind in ("param", "opt", "ema"):
-                slot, _, rest = name.removeprefix("opt/").partition("/")
-                owners[kind, path] = (f"opt/{slot}", rest) if kind == "opt" else (kind, name.partition("/")[2])
-        divided = self.traced.loss.count is not None or self.config.accumulate * self.team.ranks > 1
-        shares = self.team.ranks if self.shard else 1
-        return flatten(self.staged.update(divided), list(self.traced.gradients), owners, source_of, shares)
+        """The update's graph over vectors, or this rank's share of them."""
+        return flat_update(self.staged, self.config.accumulate * self.team.ranks, self.team.ranks if self.shard else 1)
 
     def _bound_update(self) -> Bound:
         flat, arena = self._arena.flat, self._arena
@@ -246,10 +228,13 @@ class InterpreterProgram:
     def _add_gradients(self, part: int) -> None:
         """Sums of gradients over micro-batches, in their order; after the last they are the gradients."""
         gradients = list(self._arena.gradients.values())
+        if self._sums is None:
+            self._sums = [torch.empty_like(g) for g in gradients]
         if part == 0:
-            self._sums = [g.clone() for g in gradients]
+            for total, gradient in zip(self._sums, gradients, strict=True):
+                total.copy_(gradient)
             return
-        for total, gradient in zip(self._sums or (), gradients, strict=True):
+        for total, gradient in zip(self._sums, gradients, strict=True):
             total.add_(gradient)
             if part == self.config.accumulate - 1:
                 gradient.copy_(total)

@@ -13,8 +13,8 @@ Whole numbers are decimal digits: no sign, no blank, no `1e6`. A variable set to
     ),
     "E-ENV-002": Entry(
         "setting for a later version",
-        """The setting is known and its value is well formed, but what it asks for is not in this version, such as
-training on several GPUs, or not on this device, such as a memory plan on the CPU. Nothing was started.
+        """The setting is known and its value is well formed, but what it asks for is not in this version, or not on
+this device, such as a memory plan on the CPU. Nothing was started.
 
 Unset the variable or leave out the flag. A flag wins over its variable, so `--device cpu` does it for one run.""",
     ),

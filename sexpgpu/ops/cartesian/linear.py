@@ -89,17 +89,45 @@ def _vjp_back(node: Node, ct: Node) -> tuple[Node | None, ...]:
 
 
 def _weight_grads(x: Node, ct: Node, weights: Sequence[Node]) -> list[Node]:
-    """Of each rank's weight: its block of x, transposed, times its block of ct. They differentiate again."""
-    rows, start, grads = x.type.shape[0], 0, []
-    flat = build("reshape", x, shape=(rows, _width(x.type)))
+    """Of each rank's weight: its block of x, transposed, times its block of ct."""
+    start, grads = 0, []
     for rank, w in enumerate(weights):
-        (inputs, outputs), size = w.type.shape, 2 * rank + 1
-        block = build("slice", ct, axis=1, start=rank * rank, stop=(rank + 1) ** 2)
-        own = build("slice", flat, axis=1, start=start, stop=start + size * inputs)
-        own, block = build("reshape", own, shape=(rows * size, inputs)), build("reshape", block, shape=(rows * size, outputs))
-        grads.append(build("matmul", build("transpose", own, permutation=(1, 0)), block))
-        start += size * inputs
+        grads.append(build("equivariant-linear-weight", x, ct, rank=rank, start=start, inputs=w.type.shape[0]))
+        start += (2 * rank + 1) * w.type.shape[0]
     return grads
+
+
+def _infer_weight(types: Types, attrs: Attrs) -> TensorType:
+    return TensorType(types[0].dtype, (attrs["inputs"], types[1].shape[2]))
+
+
+def _vjp_weight(node: Node, ct: Node) -> tuple[Node | None, ...]:
+    """Bilinear in x and the cotangent: each is mapped by ct at its rank, and nothing reaches the other ranks."""
+    x, given = node.inputs
+    a, rows = node.attrs, x.type.shape[0]
+    size, start, square = 2 * a["rank"] + 1, a["start"], a["rank"] ** 2
+    flat = build("reshape", x, shape=(rows, _width(x.type)))
+    own = build("slice", flat, axis=1, start=start, stop=start + size * a["inputs"])
+    own = build("reshape", own, shape=(rows * size, a["inputs"]))
+    block = build("slice", given, axis=1, start=square, stop=square + size)
+    block = build("reshape", block, shape=(rows * size, given.type.shape[2]))
+    by_x = build("reshape", build("matmul", block, build("transpose", ct, permutation=(1, 0))), shape=(rows, size * a["inputs"]))
+    rest = _width(x.type) - start - size * a["inputs"]
+    by_x = build("pad", by_x, before=(0, start), after=(0, rest), interior=(0, 0), value=0.0)
+    by_given = build("reshape", build("matmul", own, ct), shape=(rows, size, given.type.shape[2]))
+    by_given = build("pad", by_given, before=(0, square, 0), after=(0, given.type.shape[1] - square - size, 0), interior=(0, 0, 0), value=0.0)
+    return marked(build("reshape", by_x, shape=x.type.shape), x.type), marked(by_given, given.type)
+
+
+def _reference_weight(torch: Any, node: Node, args: list[Any]) -> Any:
+    """Summed in f32 at least, rounded once."""
+    x, ct = args
+    a, rows = node.attrs, ct.shape[0]
+    size = 2 * a["rank"] + 1
+    dtype = torch.float32 if node.type.dtype in ("bf16", "f16") else x.dtype
+    own = x.reshape(rows, _width(node.inputs[0].type))[:, a["start"] : a["start"] + size * a["inputs"]].reshape(rows * size, a["inputs"])
+    block = ct[:, a["rank"] ** 2 : (a["rank"] + 1) ** 2].reshape(rows * size, ct.shape[2])
+    return torch.matmul(own.to(dtype).t(), block.to(dtype)).to(x.dtype)
 
 
 def _width(t: TensorType) -> int:
@@ -163,6 +191,18 @@ OPS = (
         Lowering("contraction"),
         vjp=_vjp_back,
         attributes=(Parameter("shape", "shape", None), Parameter("batch", "bool", False)),
+        lisp=False,
+    ),
+    Op(
+        "equivariant-linear-weight",
+        "The gradient of equivariant-linear by its weight of one rank, from the features and a cotangent.",
+        ("x", "cotangent"),
+        _infer_weight,
+        _reference_weight,
+        lambda node: (2 * node.inputs[0].type.shape[0] * (2 * node.attrs["rank"] + 1) * node.type.size, traffic(node)),
+        Lowering("contraction"),
+        vjp=_vjp_weight,
+        attributes=(Parameter("rank", "int", 0), Parameter("start", "int", 0), Parameter("inputs", "int", 1)),
         lisp=False,
     ),
 )

@@ -10,7 +10,7 @@ what Inductor's scheduler does (Ansel et al., "PyTorch 2", ASPLOS 2024, section 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from math import prod
 
@@ -18,8 +18,9 @@ from sexpgpu.ir import Node, postorder
 from sexpgpu.ops import table
 from sexpgpu.ops.leaves import BOUND
 from sexpgpu.passes.schedule.index import Expr, Index, Var, lift, offset, unravel
-from sexpgpu.passes.schedule.views import CHOOSING, PLAIN, VIEWS, aligned, picked, place_of, strided, through
+from sexpgpu.passes.schedule.views import CHOOSING, PLAIN, VIEWS, aligned, data, picked, place_of, strided, through
 
+TOGETHER = frozenset({"matmul-gelu", "matmul-rows"})  # ops of which one call gives every `:of` over the same operands
 REDUCTIONS = frozenset({"sum", "reduce-max", "reduce-min", "reduce-all", "reduce-any", "prod"})
 INLINE_WEIGHT = 240  # operations an element that may be repeated instead of read
 INLINE_NODES = 192  # nodes of one expression
@@ -41,10 +42,11 @@ class Operand:
 
 @dataclass(eq=False)
 class Call:
-    """An op that a library computes. `operands` in the op's order."""
+    """An op that a library computes. `operands` in the op's order; `more`: other results of the same call."""
 
     node: Node
     operands: tuple[Operand, ...]
+    more: tuple[Node, ...] = ()
 
     @property
     def reads(self) -> list[Node]:
@@ -52,7 +54,7 @@ class Call:
 
     @property
     def stores(self) -> tuple[Node, ...]:
-        return (self.node,)
+        return (self.node, *self.more)
 
 
 @dataclass(eq=False)
@@ -144,17 +146,21 @@ def element(unit: Node, point: bool, rows: int, columns: int, r: Expr, c: Expr) 
 
 
 class Fuser:
-    """One run of the pass over one graph; `results` may name the same node more than once."""
+    """One run of the pass over one graph; `results` may name the same node more than once. `given`: values that memory holds
+    already, which nothing computes again."""
 
-    def __init__(self, results: Mapping[str, Node]):
-        self.results = results
-        self.order = postorder(results.values())
+    def __init__(self, results: Mapping[str, Node], given: Set[Node] = frozenset()):
+        self.results, self.given = results, given
+        self.order = _until(results.values(), given)
         self.ops = table()
-        self.kinds = {n: self._kind(n) for n in self.order}
-        self.kept: set[Node] = set()
+        self.kinds = {n: "leaf" if n in given else self._kind(n) for n in self.order}
+        self.kept: set[Node] = {n for n in self.order if n in given}
         self.weights: dict[Node, tuple[int, int]] = {}
         self.loads: dict[Node, dict[Node, int]] = {}
         self._scalars: list[_Group] = []
+        self._again = any(n.op == "again" for n in self.order)
+        self._waits: dict[Node, list[Node]] = {}
+        self._places: dict[tuple[Node, int, int], list[tuple[Node, Expr]]] = {}  # what a unit reads, and where
         self._choose()
 
     # --- which values are units ---
@@ -172,6 +178,9 @@ class Fuser:
             return "point"
         return "call"
 
+    def _inputs(self, node: Node) -> tuple[Node, ...]:
+        return () if node in self.given else data(node)
+
     def _consumers(self) -> dict[Node, list[Node | None]]:
         """Value -> what reads it through views; None stands for a result."""
         found: dict[Node, list[Node | None]] = {n: [] for n in self.order}
@@ -182,7 +191,7 @@ class Fuser:
                 own.append(None)
                 found[node] = own
             passed = own if self.kinds[node] == "view" else [node]
-            for operand in dict.fromkeys(node.inputs):
+            for operand in dict.fromkeys(self._inputs(node)):
                 found[operand] += [c for c in passed if c not in found[operand]]
         return found
 
@@ -217,7 +226,7 @@ class Fuser:
         """Bytes that one evaluation of a value over its shape reads, and its operations an element."""
         loads: dict[Node, int] = {}
         flops, count = 1, 1
-        for operand in node.inputs:
+        for operand in self._inputs(node):
             if operand in self.kept or self.kinds[operand] == "leaf":
                 loads[operand] = min(operand.type.bytes, max(node.type.size, operand.type.size if self.kinds[node] == "reduction" else 0) * _width(operand))
                 continue
@@ -274,16 +283,24 @@ class Fuser:
         home: dict[Node, int] = {}  # kept node -> number of its launch
         launches: list[_Group | Call] = []
         ancestors: list[int] = []
+        together: dict[tuple[str, tuple[Node, ...]], Call] = {}
         touching: dict[Node, list[_Group]] = {}
         for node in self.order:
-            if node not in self.kept:
+            if node not in self.kept or node in self.given:
+                continue
+            if self.kinds[node] == "call" and (node.op, node.inputs) in together:
+                call = together[node.op, node.inputs]
+                call.more += (node,)
+                home[node] = home[call.node]
                 continue
             if self.kinds[node] == "call":
                 call = calls[node] = Call(node, tuple(self._operand(x) for x in node.inputs))
+                if node.op in TOGETHER:
+                    together[node.op, node.inputs] = call
                 number = len(launches)
                 launches.append(call)
                 home[node] = number
-                ancestors.append(self._above(call.reads, home, ancestors))
+                ancestors.append(self._above([*call.reads, *self._gates(node)], home, ancestors))
                 continue
             found = self._join(node, touching, home, ancestors)
             if found is None:
@@ -329,6 +346,26 @@ class Fuser:
                 if base not in source.reads:
                     readers[base].discard(source.number)
 
+    def _gates(self, unit: Node) -> list[Node]:
+        """Kept values that must be there before the unit runs though it does not read them: what makes `again` late."""
+        if not self._again:
+            return []
+        if unit not in self._waits:
+            found: dict[Node, None] = {}
+            stack, seen = [(x, False) for x in unit.inputs], set()
+            while stack:
+                node, behind = stack.pop()  # behind: a gate
+                if (node, behind) in seen:
+                    continue
+                seen.add((node, behind))
+                if node in self.kept:
+                    if behind and node not in self.given:
+                        found.setdefault(node)
+                    continue
+                stack += [(x, behind or (node.op == "again" and i == 1)) for i, x in enumerate(node.inputs)]
+            self._waits[unit] = list(found)
+        return self._waits[unit]
+
     def _bases(self, unit: Node, group: _Group) -> list[Node]:
         return list(dict.fromkeys(base for base, _ in self._unit_reads(unit, group.rows or 1, group.columns)))
 
@@ -357,10 +394,13 @@ class Fuser:
         return mask
 
     def _unit_reads(self, node: Node, rows: int, columns: int) -> list[tuple[Node, Expr]]:
-        r, c = lift(Var("r", rows)), lift(Var("c", columns))
-        point = self._point(node)
-        body, index = element(node, point, rows, columns, r, c)
-        return list(self.reads(body, index, point))
+        key = node, rows, columns
+        if key not in self._places:
+            r, c = lift(Var("r", rows)), lift(Var("c", columns))
+            point = self._point(node)
+            body, index = element(node, point, rows, columns, r, c)
+            self._places[key] = list(self.reads(body, index, point))
+        return self._places[key]
 
     def _shape_for(self, group: _Group, node: Node) -> tuple[int, int] | None:
         """Rows and columns of the group once the unit is in it, or None."""
@@ -400,9 +440,11 @@ class Fuser:
         if len(group.reads.keys() | set(bases)) + len(group.units) >= MAX_READS:
             return False
         bit = 1 << group.number
-        for base in bases:
+        for base in (*bases, *self._gates(node)):
             if base in home and home[base] != group.number and ancestors[home[base]] & bit:
                 return False
+        if any(home[gate] == group.number for gate in self._gates(node)):
+            return False
         rows, columns = shape
         forms = {form(u, self._point(u)) for u in (*group.units, node)}
         if "row" in forms and columns > PERSISTENT and "column" in forms:
@@ -429,7 +471,7 @@ class Fuser:
         group.units.append(node)
         home[node] = group.number
         bases = dict.fromkeys(base for base, _ in self._unit_reads(node, *shape))
-        outer = [b for b in bases if home.get(b) != group.number]
+        outer = [b for b in (*bases, *self._gates(node)) if home.get(b) != group.number]
         before = ancestors[group.number]
         ancestors[group.number] |= self._above(outer, home, ancestors)
         if ancestors[group.number] != before:
@@ -462,8 +504,10 @@ class Fuser:
         return Schedule(tuple(self._sorted(made, home)), self.results, frozenset(self.kept))
 
     def _sorted(self, launches: list[Launch], home: Mapping[Node, int]) -> list[Launch]:
-        """Producers first; among those that may run, the one whose first value is the earliest."""
-        needs = [{home[b] for b in l.reads if b in home} - {i} for i, l in enumerate(launches)]
+        """Producers first; among those that may run, one that leaves fewer bytes alive than before, else the one whose last value is
+        the earliest in the graph's order."""
+        waits = [self._gates(l.node) if isinstance(l, Call) else [g for u in l.units for g in self._gates(u)] for l in launches]
+        needs = [{home[b] for b in (*l.reads, *waits[i]) if b in home} - {i} for i, l in enumerate(launches)]
         users: list[list[int]] = [[] for _ in launches]
         for i, above in enumerate(needs):
             for j in above:
@@ -471,18 +515,50 @@ class Fuser:
         left = [len(n) for n in needs]
         place = {n: i for i, n in enumerate(self.order)}
         rank = [place[l.node] if isinstance(l, Call) else max(place[u] for u in l.units) for l in launches]
-        ready = [(rank[i], i) for i, n in enumerate(left) if not n]
+        readers: dict[Node, set[int]] = {}
+        for i, launch in enumerate(launches):
+            for base in launch.reads:
+                readers.setdefault(base, set()).add(i)
+        results = set(self.results.values())
+
+        def frees(i: int) -> bool:
+            gone = sum(b.type.bytes for b in launches[i].reads if b in home and b not in results and readers[b] == {i})
+            return gone > sum(n.type.bytes for n in launches[i].stores)
+
+        together: dict[object, list[int]] = {}  # launches that give parts of one call
+        for i, launch in enumerate(launches):
+            together.setdefault(parts_of(launch.node) if isinstance(launch, Call) else i, []).append(i)
+        whole = {i: members for members in together.values() for i in members}
+        ready = [(not frees(i), rank[i], i) for i, n in enumerate(left) if not n]
         heapq.heapify(ready)
         done: list[Launch] = []
+        made: set[int] = set()
         while ready:
-            _, i = heapq.heappop(ready)
-            done.append(launches[i])
-            for j in users[i]:
-                left[j] -= 1
-                if not left[j]:
-                    heapq.heappush(ready, (rank[j], j))
+            alone: list[int] = []
+            for i in whole[heapq.heappop(ready)[2]]:
+                if i in made:
+                    break
+                made.add(i)
+                done.append(launches[i])
+                for base in launches[i].reads:
+                    readers[base].discard(i)
+                    alone += readers[base] if len(readers[base]) == 1 else ()
+                for j in users[i]:
+                    left[j] -= 1
+                    if not left[j]:
+                        heapq.heappush(ready, (not frees(j), rank[j], j))
+            for j in alone:  # the last reader of something
+                if not left[j] and frees(j):
+                    heapq.heappush(ready, (False, rank[j], j))
         assert len(done) == len(launches), "a cycle among launches"
         return done
+
+
+def parts_of(node: Node) -> tuple[object, ...]:
+    """Equal for the nodes that one call of a library makes: the same op over the same operands, their numbers (`of`) apart."""
+    if "of" not in node.attrs:
+        return (node,)
+    return node.op, node.inputs, tuple((k, v) for k, v in sorted(node.attrs.items()) if k != "of")
 
 
 def _width(node: Node) -> int:
@@ -507,6 +583,37 @@ def joined(node: Node, index: Index) -> list[tuple[Node, Index, int]]:
     return found
 
 
-def fuse(results: Mapping[str, Node]) -> Schedule:
-    """The launches of a decomposed graph."""
-    return Fuser(results).run()
+def fuse(results: Mapping[str, Node], given: Set[Node] = frozenset()) -> Schedule:
+    """The launches of a decomposed graph; `given`: values that others compute, and memory holds."""
+    return Fuser(results, given).run()
+
+
+def beside(core: Schedule, more: Schedule) -> Schedule:
+    """`core`, its launches as they are and in their order, with those of `more`, which read what `core` stores: each as early as
+    that is there."""
+    place = {node: i for i, launch in enumerate(core.launches) for node in launch.stores}
+    order: list[tuple[tuple[int, int, int], Launch]] = [((i, 0, 0), launch) for i, launch in enumerate(core.launches)]
+    for i, launch in enumerate(more.launches):
+        after = max((place[base] for base in launch.reads if base in place), default=-1)
+        place |= dict.fromkeys(launch.stores, after)
+        order.append(((after, 1, i), launch))
+    launches = tuple(launch for _, launch in sorted(order, key=lambda item: item[0]))
+    return Schedule(launches, {**core.results, **more.results}, core.kept | more.kept)
+
+
+def _until(roots: Iterable[Node], given: Set[Node]) -> list[Node]:
+    """Operands before users, down to the values that are given."""
+    if not given:
+        return postorder(roots)
+    done: dict[Node, None] = {}
+    stack = [(root, False) for root in reversed(list(roots))]
+    while stack:
+        node, ready = stack.pop()
+        if node in done:
+            continue
+        if ready or node in given:
+            done[node] = None
+            continue
+        stack.append((node, True))
+        stack += [(x, False) for x in reversed(node.inputs)]
+    return list(done)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 ALIGN = 256  # bytes
 
@@ -36,7 +37,7 @@ def plan(lives: Mapping[Hashable, Life]) -> Plan:
     placed: list[tuple[int, int, int, int]] = []  # start, stop, first, last
     order = sorted(enumerate(lives.items()), key=lambda item: (-item[1][1].size, item[0]))
     for _, (name, life) in order:
-        size = -(-life.size // ALIGN) * ALIGN
+        size = aligned(life.size)
         start = 0
         for low, high, first, last in placed:
             if first <= life.last and life.first <= last:
@@ -46,13 +47,24 @@ def plan(lives: Mapping[Hashable, Life]) -> Plan:
         offsets[name] = start
         placed.append((start, start + size, life.first, life.last))
         placed.sort()
+    return Plan(offsets, max((stop for _, stop, _, _ in placed), default=0), at_peak(lives)[1])
+
+
+def at_peak(lives: Mapping[Any, Life]) -> tuple[int, int]:
+    """The first launch at which the most bytes are alive, and how many."""
     changes: dict[int, int] = {}
     for life in lives.values():
-        size = -(-life.size // ALIGN) * ALIGN
+        size = aligned(life.size)
         changes[life.first] = changes.get(life.first, 0) + size
         changes[life.last + 1] = changes.get(life.last + 1, 0) - size
-    alive = peak = 0
-    for moment in sorted(changes):
-        alive += changes[moment]
-        peak = max(peak, alive)
-    return Plan(offsets, max((stop for _, stop, _, _ in placed), default=0), peak)
+    alive = peak = moment = 0
+    for at in sorted(changes):
+        alive += changes[at]
+        if alive > peak:
+            peak, moment = alive, at
+    return moment, peak
+
+
+def aligned(size: int) -> int:
+    """Bytes that a tensor takes in an arena."""
+    return -(-size // ALIGN) * ALIGN

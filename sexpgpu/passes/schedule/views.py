@@ -6,17 +6,22 @@ from sexpgpu.ir import Node
 from sexpgpu.passes.schedule.index import Expr, Index, Var, lift, offset, unravel
 
 #: views whose element is one element of their operand, at an index that only depends on their own
-PLAIN = frozenset({"reshape", "squeeze", "expand-dims", "transpose", "broadcast", "flip", "slice", "variable", "stop-gradient"})
+PLAIN = frozenset({"reshape", "squeeze", "expand-dims", "transpose", "broadcast", "flip", "slice", "variable", "stop-gradient", "again"})
 #: views that need a mask, several operands, or an index that is read
 CHOOSING = frozenset({"pad", "concat", "gather", "embed", "take-along"})
 VIEWS = PLAIN | CHOOSING
+
+
+def data(node: Node) -> tuple[Node, ...]:
+    """The operands whose elements a value is made of: what `again` waits for is none."""
+    return node.inputs[:1] if node.op == "again" else node.inputs
 
 
 def through(node: Node, index: Index) -> tuple[Node, Index]:
     """The operand of a plain view and the element of it that stands at `index`."""
     x, a = node.inputs[0], node.attrs
     old = x.type.shape
-    if node.op in ("variable", "stop-gradient"):
+    if node.op in ("variable", "stop-gradient", "again"):
         return x, index
     if node.op in ("reshape", "squeeze", "expand-dims"):
         return x, unravel(offset(index, node.type.shape), old)

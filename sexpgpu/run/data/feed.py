@@ -7,7 +7,7 @@ number. Nothing is kept between calls, so any step is as near as the next one.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -61,6 +61,15 @@ class Rows:
     def take(self, index: np.ndarray) -> dict[str, np.ndarray]:
         return self.dataset.take(self.rows[index])
 
+    def fill(self, index: np.ndarray, out: Mapping[str, np.ndarray]) -> bool:
+        """As `take`, into `out`; false, and nothing, where a dtype differs."""
+        fields, rows = self.dataset.fields, self.rows[index]
+        if any(fields[name].dtype != values.dtype for name, values in out.items()):
+            return False
+        for name, values in out.items():
+            np.take(fields[name], rows, axis=0, out=values, mode="clip")  # every row is there; `raise` would copy once more
+        return True
+
 
 @dataclass(frozen=True, eq=False)
 class TrainFeed:
@@ -76,6 +85,13 @@ class TrainFeed:
     def batch(self, step: int) -> dict[str, np.ndarray]:
         index = batch_indices(len(self.samples), self.seed, self.size, step, self.shuffle)
         return self.samples.take(own(index, self.rank, self.ranks))
+
+    def fill(self, step: int, out: Mapping[str, np.ndarray]) -> bool:
+        """The batch into `out`; false, and nothing, where the samples cannot be written so."""
+        if not isinstance(self.samples, Rows):
+            return False
+        index = batch_indices(len(self.samples), self.seed, self.size, step, self.shuffle)
+        return self.samples.fill(own(index, self.rank, self.ranks), out)
 
     def cursor(self, step: int) -> tuple[int, int]:
         return cursor(len(self.samples), self.size, step)
@@ -140,6 +156,15 @@ class EvalFeed:
 
     def _starts(self) -> range:
         return range(0, len(self.samples), self.size)[: self.limit]
+
+
+def fill(feed: Any, step: int, out: Mapping[str, np.ndarray]) -> None:
+    """The batch of a step into arrays of its fields, of its shapes; written in one go where the feed can."""
+    if hasattr(feed, "fill") and feed.fill(step, out):
+        return
+    for name, values in feed.batch(step).items():
+        assert values.shape == out[name].shape
+        np.copyto(out[name], values, casting="same_kind")
 
 
 def own(index: np.ndarray, rank: int, ranks: int) -> np.ndarray:

@@ -24,6 +24,7 @@ from sexpgpu.run.ranks.wire import Closed, Wire
 BEAT = 1.0  # seconds
 ORPHANED = 30.0  # seconds without a word from the supervisor
 FRAMES = 12  # of the stack in a heartbeat
+OWN = ("OutOfMemoryError", "AcceleratorError")  # torch's, of this rank's device: no other rank's doing
 _PR_SET_PDEATHSIG = 1
 
 
@@ -97,6 +98,8 @@ class Member:
         try:
             yield
         except RuntimeError as error:
+            if type(error).__name__ in OWN:
+                raise
             self.lost(str(error))
         finally:
             self._waiting = False

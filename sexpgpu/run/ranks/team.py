@@ -37,7 +37,10 @@ class Team:
         def join(evaluation: Eval, parts: list[Parts]) -> list[Parts]:
             return evals[evaluation.name].joined(self.collectives, [m.name for m in evaluation.metrics], parts)
 
-        return replace(feeds, evals=evals, join=join)
+        def largest(number: int) -> int:
+            return self.collectives.begin_largest([number])()[0]
+
+        return replace(feeds, evals=evals, join=join, largest=largest)
 
     def controls(self, own: Controls) -> AgreedControls:
         return AgreedControls(own, self.collectives)

@@ -27,7 +27,8 @@ class Output:
 
 @dataclass(frozen=True)
 class Product:
-    """Outputs of one form over one graph. slots: which slot each operand fills; shared: weights have no rows; dtype: of storage."""
+    """Outputs of one form over one graph. slots: which slot each operand fills; shared: weights have no rows; dtype: of storage.
+    inner: of each operand, 0, or that it is given as two factors, [rows inner] and [inner columns]; () if none is."""
 
     form: Form
     slots: tuple[str, ...]
@@ -35,6 +36,7 @@ class Product:
     shared: bool
     edges: bool
     dtype: str = "f32"
+    inner: tuple[int, ...] = ()
 
     @property
     def second(self) -> bool:
@@ -50,7 +52,11 @@ class Product:
 
     def only(self, outputs: Sequence[Output]) -> Product:
         """Some of the outputs, over the same operands."""
-        return Product(self.form, self.slots, tuple(outputs), self.shared, self.edges, self.dtype)
+        return Product(self.form, self.slots, tuple(outputs), self.shared, self.edges, self.dtype, self.inner)
+
+    def factored(self, number: int) -> int:
+        """The inner size of an operand that is given as two factors, else 0."""
+        return self.inner[number] if self.inner else 0
 
     def components(self, slot: str) -> int:
         """Components of a slot's row: ranks, paths, or rows of the result."""

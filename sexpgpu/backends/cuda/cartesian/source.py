@@ -37,13 +37,13 @@ def generate(product: Product, mode: str, ranks: tuple[int, ...], whole: bool = 
     return _Writer(product, mode, ranks, whole).write()
 
 
-def _coefficient(value: Fraction, name: str) -> str:
+def coefficient(value: Fraction, name: str) -> str:
     if value == 1:
         return name
     return f"-{name}" if value == -1 else f"{float(value)!r} * {name}"
 
 
-def _sum(parts: Iterable[str]) -> str:
+def total(parts: Iterable[str]) -> str:
     return " + ".join(parts).replace("+ -", "- ")
 
 
@@ -352,7 +352,7 @@ class _Writer:
         def matrix(x: int, k: int, i: int) -> str:
             """M[k, i], made where it is first used: few of them live at once."""
             if (x, k, i) not in matrices:
-                matrices[x, k, i] = self.name(_sum(_coefficient(value, self._value(x, j)) for j, value in by_cell[k, i]))
+                matrices[x, k, i] = self.name(total(coefficient(value, self._value(x, j)) for j, value in by_cell[k, i]))
             return matrices[x, k, i]
 
         gradients: dict[int, list[tuple[int, dict[str, int]]]] = defaultdict(list)  # cotangent -> (output, filling)
@@ -368,22 +368,22 @@ class _Writer:
                 for w in ws:
                     for k in rows:
                         parts = [f"{matrix(f[x_slot], k, i)} * {self._value(f[y_slot], i)}" for f in fills if f["weights"] == w for at, i in pairs if at == k]
-                        self._add(number, k, f"{self._value(w, n)} * ({_sum(parts)})")
+                        self._add(number, k, f"{self._value(w, n)} * ({total(parts)})")
                 continue
             for x in xs:
                 scaled = self._scaled(n, [f for f in fills if f[x_slot] == x], columns)
                 for k in rows:
-                    self._add(number, k, _sum(f"{matrix(x, k, i)} * {scaled[i]}" for at, i in pairs if at == k))
+                    self._add(number, k, total(f"{matrix(x, k, i)} * {scaled[i]}" for at, i in pairs if at == k))
         dots: dict[int, list[str]] = defaultdict(list)
         for c, wanted in gradients.items():
             self._pulled(n, c, wanted, entries, dots)
         for number, found in dots.items():
-            self._weights(number, n, _sum(found))
+            self._weights(number, n, total(found))
 
     def _scaled(self, n: int, fills: list[dict[str, int]], columns: Iterable[int]) -> dict[int, str]:
         """Σ w y[i] over fillings: the weights drawn into the operand of all channels."""
         y_slot = self.wide
-        return {i: self.name(_sum(f"{self._value(f['weights'], n)} * {self._value(f[y_slot], i)}" for f in fills)) for i in columns}
+        return {i: self.name(total(f"{self._value(f['weights'], n)} * {self._value(f[y_slot], i)}" for f in fills)) for i in columns}
 
     def _pulled(self, n: int, c: int, wanted: list[tuple[int, dict[str, int]]], entries: list[tuple[dict[str, int], Fraction]],
                 dots: dict[int, list[str]]) -> None:
@@ -400,7 +400,7 @@ class _Writer:
             if outputs[number].target == x_slot:
                 by_x[number].append(f)
         for i, row in sorted(by_cell.items()):
-            drawn = {j: self.name(_sum(_coefficient(v, self._value(c, k)) for k, v in found)) for j, found in row.items()}
+            drawn = {j: self.name(total(coefficient(v, self._value(c, k)) for k, v in found)) for j, found in row.items()}
             joined: dict[int, str] = {}
             for number, f in wanted:
                 target = outputs[number].target
@@ -408,7 +408,7 @@ class _Writer:
                     continue
                 x = f[x_slot]
                 if x not in joined:
-                    joined[x] = self.name(_sum(f"{self._value(x, j)} * {cell}" for j, cell in drawn.items()))
+                    joined[x] = self.name(total(f"{self._value(x, j)} * {cell}" for j, cell in drawn.items()))
                 if target == "weights":
                     dots[number].append(f"{self._value(f[y_slot], i)} * {joined[x]}")
                 else:
@@ -435,8 +435,8 @@ class _Writer:
             if c not in drawn:
                 parts = defaultdict(list)
                 for e, value in entries:
-                    parts[e["a"], e["b"]].append(_coefficient(value, self._value(c, e["result"])))
-                drawn[c] = {cell: self.name(_sum(p)) for cell, p in parts.items()}
+                    parts[e["a"], e["b"]].append(coefficient(value, self._value(c, e["result"])))
+                drawn[c] = {cell: self.name(total(p)) for cell, p in parts.items()}
             return drawn[c]
 
         def side(slot: str, x: int, c: int) -> dict[int, str]:
@@ -446,7 +446,7 @@ class _Writer:
                 for i, j in cells:
                     here, there = (i, j) if slot == "a" else (j, i)
                     parts[there].append(f"{self._value(x, here)} * {cell[i, j]}")
-                sides[slot, x, c] = {at: self.name(_sum(p)) for at, p in parts.items()}
+                sides[slot, x, c] = {at: self.name(total(p)) for at, p in parts.items()}
             return sides[slot, x, c]
 
         for number, o in enumerate(self.p.outputs):
@@ -458,13 +458,13 @@ class _Writer:
                     for i, j in cells:
                         key = (i, j, *((f["a"], f["b"]) for f in own))
                         if key not in self.outer:
-                            self.outer[key] = self.name(_sum(f"{self._value(f['a'], i)} * {self._value(f['b'], j)}" for f in own))
+                            self.outer[key] = self.name(total(f"{self._value(f['a'], i)} * {self._value(f['b'], j)}" for f in own))
                         outer[i, j] = self.outer[key]
                     by_row = defaultdict(list)
                     for e, factor in entries:
-                        by_row[e["result"]].append(_coefficient(factor, outer[e["a"], e["b"]]))
+                        by_row[e["result"]].append(coefficient(factor, outer[e["a"], e["b"]]))
                     for k, parts in by_row.items():
-                        self._add(number, k, f"{self._value(w, n)} * ({_sum(parts)})")
+                        self._add(number, k, f"{self._value(w, n)} * ({total(parts)})")
             elif o.target in ("a", "b"):
                 other = "b" if o.target == "a" else "a"
                 for f in fills:
@@ -474,7 +474,7 @@ class _Writer:
                 parts = []
                 for f in fills:
                     parts += [f"{self._value(f['a'], i)} * {u}" for i, u in side("b", f["b"], f["result"]).items()]
-                self._weights(number, n, _sum(parts))
+                self._weights(number, n, total(parts))
 
     @property
     def outer(self) -> dict:

@@ -1,0 +1,417 @@
+"""A whole potential beside flashcart 0.1.0: energy and forces, and a training step through the forces, at the sizes of the paper.
+
+    python benchmarks/potential.py --flashcart .flashcart                      # every size, as far as --seconds reach
+    python benchmarks/potential.py --sizes paper-1.1M --cells 4 --sides ours,graph
+    python benchmarks/potential.py --plan                                      # launches and memory as lowered; needs no GPU
+    TRITON_INTERPRET=1 python benchmarks/potential.py --dry-run                # a tiny size on the CPU
+
+One process: both sides have the same crystal (diamond, displaced), species, neighbours, parameters (ours, carried over by name) and
+labels, float32 with TF32 off, and AdamW. `eager` is flashcart as its users run it, with its Triton kernels; `graph` its whole call or step,
+captured by hand into one CUDA graph. Values are compared before anything is timed; sides take turns, in blocks.
+
+JSON lines: ms, peak memory (MiB beyond what stood before), ratios over ours, errors (largest difference over the largest value), launches of
+a step and the bytes that they move as lowered, and the floor: what a step must read and write (parameters, their moments and gradients, the
+batch) with the weights of every edge kept out of memory. Times of both at 4.27 TB/s. `--flashcart` names a folder that
+`pip install --target .flashcart --no-deps flashcart==0.1.0 lightning lightning-utilities torchmetrics torch-ema matscipy` made.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from sexpgpu import compiler
+from sexpgpu.backends.cuda.program import CudaProgram
+from sexpgpu.backends.cuda.report import graphs, lowered, rows
+from sexpgpu.compiler import Selection
+from sexpgpu.potential import Potential
+from sexpgpu.run.bind import bind
+from sexpgpu.run.data.extxyz import edges_of
+from sexpgpu.run.measure import measured
+
+PROGRAM = Path(__file__).parent / "programs" / "flashcart.lisp"
+SIZES = ("paper-69k", "paper-0.5M", "paper-1.1M", "paper-3.0M")
+SIDES = ("ours", "eager", "graph")
+COPY = 4.27e12  # bytes/s of a device copy on the H200, read and written
+DIAMOND = 3.567  # Å, the cubic cell
+ELEMENTS = "H C N O F P S Cl Br I".split()
+TUNING = {"warmup": 1, "rep": 6}  # ms for a candidate of flashcart's tuner; Triton's 125 would take minutes
+
+
+def say(**row: Any) -> None:
+    print(json.dumps(row), flush=True)
+
+
+# --- the crystal and our side ---
+
+
+class Crystal:
+    """Displaced diamond of cells³ cubic cells with random species, energy and forces, written beside a copy of the program."""
+
+    def __init__(self, folder: Path, cells: int):
+        rng = np.random.default_rng(0)
+        corner = np.array([[0, 0, 0], [0, 2, 2], [2, 0, 2], [2, 2, 0]]) / 4
+        grid = np.stack(np.meshgrid(*[np.arange(cells)] * 3, indexing="ij"), -1).reshape(-1, 1, 3)
+        places = (grid + np.concatenate([corner, corner + 0.25])).reshape(-1, 3) * DIAMOND
+        self.positions = np.round(places + rng.normal(0, 0.05, places.shape), 6)
+        self.cell = np.eye(3) * cells * DIAMOND
+        self.species = rng.integers(0, len(ELEMENTS), len(places)).astype(np.int32)
+        self.forces, self.energy = np.round(rng.normal(0, 1, places.shape), 6), float(len(places))
+        lattice = " ".join(map(str, self.cell.reshape(-1)))
+        lines = [str(len(places)), f'Lattice="{lattice}" Properties=species:S:1:pos:R:3:forces:R:3 energy={self.energy} pbc="T T T"']
+        lines += [f"{ELEMENTS[s]} {' '.join(map(str, (*x, *f)))}" for s, x, f in zip(self.species, self.positions, self.forces, strict=True)]
+        (folder / "atoms.extxyz").write_text("\n".join(lines) + "\n")
+        self.file = folder / PROGRAM.name
+        self.file.write_text(PROGRAM.read_text())
+
+
+class Ours:
+    """The program's training step and its potential, on one capacity."""
+
+    def __init__(self, crystal: Crystal, variant: str):
+        self.crystal, self.variant = crystal, variant
+        self.loaded = compiler.load(str(crystal.file), Selection(variant=variant))
+        self.run = measured(next(iter(self.loaded.experiment.runs.values())))
+        self.staged = compiler.stages(self.loaded, self.run, "cuda")
+        self.count = sum(spec.node.type.size for spec in self.staged.traced.params.values())
+        self.cutoff = float(self.run.data.source.options["cutoff"])
+
+    def knob(self, name: str) -> Any:
+        return self.loaded.experiment.knobs[name].value
+
+    def facts(self) -> dict[str, Any]:
+        """Of the step as lowered: launches, bytes, the plan; and the floor."""
+        start = time.perf_counter()
+        program = lowered(self.staged)
+        seconds = time.perf_counter() - start
+        found = [row for _, compiled in graphs(program) for row in rows(compiled, program.traced.origins)]
+        moved = sum(row.bytes for row in found)
+        floor = _floor(self, program)
+        return {"parameters": self.count, "launches": len(found), "library": sum(r.kind == "library" for r in found), "moved_bytes": moved,
+                "moved_ms": moved / COPY * 1e3, "floor_bytes": floor, "floor_ms": floor / COPY * 1e3, "planned_mib": program.plan.total / 2**20,
+                "lowering_s": round(seconds, 2)}  # fmt: skip
+
+    def trainer(self, device: str) -> tuple[CudaProgram, dict[str, np.ndarray]]:
+        program = CudaProgram(self.staged, 1, device)
+        program.initialise()
+        batch = bind(self.run).feeds.train.batch(0)
+        return program, {name: np.array(field) for name, field in batch.items()}
+
+    def potential(self) -> Potential:
+        return Potential(str(self.crystal.file), None, variant=self.variant, device="cuda")
+
+
+def _floor(ours: Ours, program: CudaProgram) -> int:
+    """Bytes that a step cannot spare: parameters and two moments read and written, gradients written and read, the batch read."""
+    fields = sum(n.type.bytes for n in graphs(program)[0][1].leaves if n.op == "input")
+    return 4 * ours.count * (2 * 3 + 2) + fields
+
+
+# --- flashcart ---
+
+
+def theirs(path: str) -> tuple[str, int | None]:
+    """The name of flashcart's parameter for one of ours, and -1 where one of ours holds those of all ranks."""
+    words = [w for w in path.split("/") if w not in ("site-energies",)]
+    words = words[1:] if words[0].isdigit() else words
+    last = words[-1]
+    rank = last.removeprefix("weight-")
+    if words[0] == "embedding":
+        return "embedding.weight", None
+    if words[0] == "readout":
+        return f"readout.readout_mlp.{2 * int(words[2])}.weight", None
+    layer = int(words[1])
+    if words[0] == "gate":
+        root = f"nonlinearities.{layer}."
+        return (f"{root}gate_linear.{last}" if words[2] == "gate" else f"{root}{'value' if words[2] == 'value' else 'output'}_linear.weight.{rank}"), None
+    root = f"interactions.{layer}." if words[0] == "interaction" else f"products.{layer}."
+    if words[2] == "rank-norm":
+        return f"{root}layer_norm.weights", -1
+    if words[2] == "radial":
+        return f"{root}radial_mlp.{2 * int(words[4])}.weight", None
+    if words[2].startswith("path-weight-"):
+        return f"{root}path_weights.{words[2][-1]}.delta", None
+    if words[0] == "interaction" and words[2] == "skip" and layer == 0:
+        return f"{root}skip_projection.weight", None
+    if words[2].startswith("mix-"):
+        return f"{root}product_linears.{words[2][-1]}.weight.{rank}", None
+    name = {"first": "linear_first", "second": "linear_second", "skip": "skip_projection", "final": "final_linear"}[words[2]]
+    return f"{root}{name}.weight.{rank}", None
+
+
+def carry(model: Any, params: dict[str, torch.Tensor]) -> int:
+    """Our parameters into flashcart's model; how many numbers. A name or shape that does not fit raises."""
+    own, moved = dict(model.named_parameters()), 0
+    with torch.no_grad():
+        for path, value in params.items():
+            name, every = theirs(path)
+            targets = [own[f"{name}.{rank}"] for rank in range(len(value))] if every is not None else [own[name]]
+            for target, part in zip(targets, value if every is not None else [value], strict=True):
+                flat = part.T if target.dim() == 2 and not name.startswith("embedding") else part
+                target.copy_(flat.reshape(target.shape) if flat.numel() == target.numel() else flat)
+                moved += target.numel()
+    return moved
+
+
+class Theirs:
+    """flashcart's potential with our parameters, on the crystal's edges as we find them."""
+
+    def __init__(self, ours: Ours, params: dict[str, torch.Tensor], device: str, capturable: bool):
+        from flashcart.model.flashcart import FlashCartPotential
+
+        if device == "cuda":
+            _tune_quickly()
+        crystal, knob = ours.crystal, ours.knob
+        self.model = FlashCartPotential(
+            elements=ELEMENTS, r_max=ours.cutoff, n_hidden_feats=int(knob("channels")), l_max_hidden_feats=int(knob("l-hidden")),
+            l_max_edge_attrs=int(knob("l-edge")), n_interactions=int(knob("layers")), correlation=int(knob("correlation")),
+            path_reduced_product=bool(knob("reduced")), nonlinearity=True, gate_activation="silu", layer_norm=True, radial_mapping="cosine",
+            hidden_radial=[int(knob("hidden"))] * 2, hidden_readout=[int(knob("hidden"))] * 2, avg_neighbors=float(knob("neighbours")),
+            use_triton=device == "cuda",
+        ).to(device)  # fmt: skip
+        names = self.model.elements if hasattr(self.model, "elements") else ELEMENTS
+        assert [str(n) for n in names] == ELEMENTS or all(isinstance(n, int) for n in names), f"flashcart orders elements as {names}"
+        moved, count = carry(self.model, params), sum(p.numel() for p in self.model.parameters())
+        assert moved == count == ours.count, f"{moved} of {count} parameters carried, and we have {ours.count}"
+        receivers, senders, offsets = edges_of(crystal.positions, crystal.cell, (True,) * 3, ours.cutoff)
+        to = lambda array, dtype: torch.tensor(np.asarray(array), dtype=dtype, device=device)  # noqa: E731
+        atoms = len(crystal.species)
+        self.data = _Graph({
+            "positions": to(crystal.positions, torch.float32), "edge_index": to(np.stack([receivers, senders]), torch.int64),
+            "shifts": to(offsets, torch.float32), "cell": torch.eye(3, device=device)[None], "batch": torch.zeros(atoms, dtype=torch.int64, device=device),
+            "n_atoms": torch.tensor([atoms], device=device), "atom_types": to(crystal.species, torch.int64), "use_shifts": True,
+        })  # fmt: skip
+        self.atoms, self.edges = atoms, len(receivers)
+        self.energy, self.forces = to([crystal.energy], torch.float32), to(crystal.forces, torch.float32)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3, weight_decay=0.0, fused=device == "cuda", capturable=capturable)
+
+    def infer(self) -> tuple[torch.Tensor, torch.Tensor]:
+        out = self.model.predict(self.data, compute_forces=True)
+        return out["energy"], out["forces"]
+
+    def train(self) -> torch.Tensor:
+        self.optimizer.zero_grad(set_to_none=True)
+        out = self.model.predict(self.data, compute_forces=True, create_graph=True)
+        loss = ((out["energy"] - self.energy) / self.atoms).square().mean() + (out["forces"] - self.forces).square().mean()
+        loss.backward()
+        self.optimizer.step()
+        return loss.detach()
+
+
+class _Graph:
+    """What flashcart's `predict` takes: something that gives its fields."""
+
+    def __init__(self, fields: dict[str, Any]):
+        self.fields = fields
+
+    def to_dict(self) -> dict[str, Any]:
+        return dict(self.fields)
+
+
+def _tune_quickly() -> None:
+    """Triton's tuner with fewer repetitions of each candidate, for its users in this process."""
+    from triton.runtime.autotuner import Autotuner
+    from triton.testing import do_bench
+
+    quick = lambda self: lambda call, quantiles: do_bench(call, quantiles=quantiles, **TUNING)  # noqa: E731
+    Autotuner.do_bench = property(quick)
+
+
+def captured(work: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
+    """The call as a CUDA graph, and what it gives."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            work()
+    torch.cuda.current_stream().wait_stream(stream)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        kept = work()
+    return graph.replay, kept
+
+
+# --- measuring ---
+
+
+def peaked(build: Callable[[], Any], device: str) -> tuple[Any, float | None]:
+    """What `build` gives, and the MiB that it held at most beyond what stood before."""
+    if device != "cuda":
+        return build(), None
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    out = build()
+    torch.cuda.synchronize()
+    return out, (torch.cuda.max_memory_allocated() - before) / 2**20
+
+
+def timed(sides: dict[str, Callable[[], Any]], seconds: float, device: str, rounds: int = 5) -> dict[str, list[float]]:
+    """ms a call, in blocks that take turns."""
+    wait = torch.cuda.synchronize if device == "cuda" else lambda: None
+    counts = {}
+    for name, work in sides.items():
+        work()
+        wait()
+        start = time.perf_counter()
+        work()
+        wait()
+        counts[name] = max(1, min(200, int(seconds / rounds / len(sides) / max(1e-4, time.perf_counter() - start))))
+    times: dict[str, list[float]] = {name: [] for name in sides}
+    for number in range(rounds):
+        for name in list(sides) if number % 2 == 0 else list(reversed(sides)):
+            start = time.perf_counter()
+            for _ in range(counts[name]):
+                sides[name]()
+            wait()
+            times[name].append((time.perf_counter() - start) * 1e3 / counts[name])
+    return times
+
+
+def error(got: Any, expected: Any) -> float:
+    a, b = (np.asarray(torch.as_tensor(x).detach().cpu(), np.float64) for x in (got, expected))
+    return float(np.abs(a - b).max() / max(1e-30, np.abs(b).max()))
+
+
+def compared(name: str, sides: dict[str, Callable[[], Any]], more: dict[str, Any], seconds: float, device: str) -> dict[str, Any]:
+    times = timed(sides, seconds, device)
+    row = {"name": name, "ms": {n: {"median": statistics.median(t), "least": min(t), "most": max(t)} for n, t in times.items()}, **more}
+    if "ours" in times:
+        row["over_ours"] = {n: statistics.median(b / a for a, b in zip(times["ours"], t, strict=True)) for n, t in times.items() if n != "ours"}
+    peaks = more.get("peak_mib", {})
+    if peaks.get("ours"):
+        row["peak_share"] = {n: peaks["ours"] / p for n, p in peaks.items() if n != "ours" and p}
+    return row
+
+
+def attempt(lacks: dict[str, str], side: str, build: Callable[[], Any]) -> Any:
+    """What `build` gives, or None, and why in `lacks`."""
+    try:
+        return build()
+    except Exception as problem:  # noqa: BLE001 - the row says it, and the other sides go on
+        lacks[side] = f"{type(problem).__name__}: {problem}"[:300]
+        return None
+
+
+def size(crystal: Crystal, variant: str, chosen: list[str], seconds: float, device: str) -> list[dict[str, Any]]:
+    """Two rows of a size: `energy+forces` and `training step`."""
+    ours, lacks, done = Ours(crystal, variant), {}, []
+    base = {"device": torch.cuda.get_device_name() if device == "cuda" else device, "atoms": len(crystal.species), **ours.facts()}
+    reference, peak = peaked(ours.potential, device)
+    start = time.perf_counter()
+    found, more = peaked(lambda: reference(crystal.species, crystal.positions, crystal.cell, (True,) * 3), device)
+    base["first_call_s"] = round(time.perf_counter() - start, 1)
+    peaks = {"ours": None if peak is None or more is None else peak + more}
+    params = {path: value for (kind, path), value in reference.known.items() if kind == "param"}
+    infer: dict[str, Callable[[], Any]] = {"ours": reference.compiled.replay.run}
+    train: dict[str, Callable[[], Any]] = {}
+    errors: dict[str, Any] = {}
+    models: dict[str, Theirs] = {}
+    for side in (s for s in ("eager", "graph") if s in chosen):
+        model = attempt(lacks, side, lambda side=side: Theirs(ours, params, device, side == "graph"))
+        if model is None:
+            continue
+        models[side] = model
+        base["edges"] = model.edges
+        made = attempt(lacks, side, lambda model=model, side=side: peaked(lambda: captured(model.infer) if side == "graph" else (model.infer, model.infer()), device))
+        if made is None:
+            continue
+        (work, value), peaks[side] = made
+        work()
+        energy, forces = value
+        errors[side] = {"energy": error(found["energy"], energy.reshape(-1)[0]), "forces": error(found["forces"], forces)}
+        infer[side] = work
+    done.append(compared(f"{variant} energy+forces", infer, {**base, "peak_mib": peaks, "errors": errors, "lacks": dict(lacks)}, seconds / 2, device))
+    infer.clear()
+    del reference
+    peaks, losses = {}, {}
+
+    def trained() -> Any:
+        program, batch = ours.trainer("cuda" if device == "cuda" else "cpu")
+        first = program.step(batch, False).loss
+        return program, batch, [first, *(program.step(batch, False).loss for _ in range(2))]
+
+    start = time.perf_counter()
+    made = attempt(lacks, "ours", lambda: peaked(trained, device))
+    base["first_call_s"] = round(time.perf_counter() - start, 1)
+    if made is not None:
+        (program, batch, losses["ours"]), peaks["ours"] = made
+        train["ours"] = lambda: program.step(batch, False)
+    for side, model in models.items():
+        def begun(model: Theirs = model, side: str = side) -> Any:
+            first = [float(model.train()) for _ in range(3)]
+            return (captured(model.train)[0] if side == "graph" else model.train), first
+
+        made = attempt(lacks, side, lambda begun=begun: peaked(begun, device))
+        if made is not None:
+            (train[side], losses[side]), peaks[side] = made
+    errors = {side: [abs(a - b) / max(1e-30, abs(b)) for a, b in zip(losses["ours"], own, strict=True)] for side, own in losses.items() if side != "ours" and "ours" in losses}
+    done.append(compared(f"{variant} training step", train, {**base, "peak_mib": peaks, "losses": losses, "errors": errors, "lacks": lacks}, seconds / 2, device))
+    return done
+
+
+def summary(found: list[dict[str, Any]]) -> dict[str, Any]:
+    """Geometric means over the rows: how much longer flashcart takes, and our share of its memory."""
+    out: dict[str, Any] = {"name": "flashcart over ours"}
+    for key, bar in (("over_ours", {"eager": 4.0, "graph": 1.5}), ("peak_share", {"eager": 0.5, "graph": 0.5})):
+        for side, limit in bar.items():
+            values = [r[key][side] for r in found if side in r.get(key, {})]
+            if values:
+                mean = math.exp(statistics.fmean(map(math.log, values)))
+                out[f"{key} {side}"] = {"geometric_mean": mean, "least": min(values), "most": max(values), "bar": limit,
+                                        "holds": mean >= limit if key == "over_ours" else max(values) <= limit}
+    return out
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", default=",".join(SIZES))
+    parser.add_argument("--sides", default=",".join(SIDES))
+    parser.add_argument("--cells", type=int, default=5, help="cubic cells on each axis, eight atoms each: 5 is 1,000 atoms, 158,000 edges")
+    parser.add_argument("--seconds", type=float, default=540, help="begin no size after these")
+    parser.add_argument("--block", type=float, default=10, help="seconds of timing for a size")
+    parser.add_argument("--flashcart", help="a folder with flashcart and what it needs")
+    parser.add_argument("--plan", action="store_true", help="only what the step is lowered to")
+    parser.add_argument("--dry-run", action="store_true", help="a tiny size on the CPU, under TRITON_INTERPRET=1")
+    options = parser.parse_args()
+    if options.flashcart:
+        sys.path.append(options.flashcart)
+    device, start = "cpu" if options.dry_run or options.plan else "cuda", time.perf_counter()
+    if device == "cuda":
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    found: list[dict[str, Any]] = []
+    for variant in ["tiny"] if options.dry_run else options.sizes.split(","):
+        if time.perf_counter() - start > options.seconds:
+            say(name=variant, lacks="no time was left: --sizes " + variant)
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            crystal = Crystal(Path(folder), 1 if options.dry_run else options.cells)
+            try:
+                made = [{"name": f"{variant} as lowered", **Ours(crystal, variant).facts()}] if options.plan else size(
+                    crystal, variant, options.sides.split(","), options.block, device)
+            except Exception as problem:  # noqa: BLE001 - the next size may do
+                made = [{"name": variant, "lacks": f"{type(problem).__name__}: {problem}"[:500]}]
+        for row in made:
+            say(**row)
+        found += made
+        if device == "cuda":
+            torch.cuda.empty_cache()
+    if not options.plan:
+        say(**summary(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""Matrix products for a device: numbers that they or their operands are multiplied by, and sums of several, go into the product, and a
+`scatter-add` onto few places is a reduction.
+
+A library multiplies its sums by a number and adds them to what is there for nothing; as launches of their own these are a pass over
+memory each. Runs on decomposed graphs, f32 products only: a rounded one would be rounded elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from sexpgpu.ir import Node, Origins, postorder
+from sexpgpu.ops import build
+from sexpgpu.ops.helpers import total, where, zeros
+from sexpgpu.passes.rank_maps import factor, number
+from sexpgpu.passes.rewrite import rebuild, rewrite
+
+PLACES = 64  # places of a `scatter-add` that each update is compared with
+COMPARED = 1 << 23  # comparisons of one
+
+
+class _Root(NamedTuple):
+    """`scale` times the sum of products of pairs of matrices."""
+
+    scale: float
+    pairs: tuple[tuple[Node, Node], ...]
+
+
+def products(results: Mapping[str, Node], origins: Origins | None = None) -> dict[str, Node]:
+    """`results` with `matmul-sum` nodes where numbers or sums stand at products, and without small `scatter-add` nodes."""
+    order = postorder(results.values())
+    roots = _roots(order, set(results.values()))
+    rewritten: dict[Node, Node] = {}
+
+    def rule(node: Node, inputs: tuple[Node, ...]) -> Node:
+        new = _summed(roots[node], rewritten) if node in roots else None
+        if node.op == "scatter-add":
+            new = _reduced(node, inputs)
+        rewritten[node] = new or rebuild(node, inputs)
+        return rewritten[node]
+
+    return rewrite(results, rule, origins)
+
+
+def _scaled(node: Node) -> tuple[Node, float]:
+    """A matrix, transposed or not, and the number that it is multiplied by."""
+    if node.op == "transpose":
+        inner, scale = _scaled(node.inputs[0])
+        return (build("transpose", inner, **node.attrs), scale) if scale != 1.0 else (node, 1.0)
+    return factor(node)
+
+
+def _roots(order: list[Node], results: set[Node]) -> dict[Node, _Root]:
+    """The outermost sums and multiples of products whose parts nothing else reads."""
+    readers = Counter(x for n in order for x in n.inputs)
+    found: dict[Node, _Root] = {}
+
+    def alone(part: Node) -> bool:
+        return readers[part] == 1 and part not in results
+
+    for node in order:
+        known = _own(node, {x: found[x] for x in node.inputs if x in found and alone(x)})
+        if known is not None:
+            for part in node.inputs if node.op != "matmul" else ():
+                found.pop(part, None)
+            found[node] = known
+    return {node: root for node, root in found.items() if len(root.pairs) > 1 or root.scale != 1.0 or any(_scaled(x)[1] != 1.0 for x in root.pairs[0])}
+
+
+def _own(node: Node, parts: Mapping[Node, _Root]) -> _Root | None:
+    if node.op == "matmul" and node.type.dtype == "f32" and all(x.type.rank == 2 for x in node.inputs):
+        return _Root(1.0, ((node.inputs[0], node.inputs[1]),))
+    if node.op == "*" and len(parts) == 1:
+        (part, root), value = next(iter(parts.items())), next((v for v in map(number, node.inputs) if v is not None), None)
+        return root._replace(scale=root.scale * value) if value is not None and part.type.shape == node.type.shape else None
+    if node.op == "+" and len(parts) == 2:
+        first, second = (parts[x] for x in node.inputs)
+        factors = {root.scale * _scaled(a)[1] * _scaled(b)[1] for root in (first, second) for a, b in root.pairs}
+        if len(factors) == 1 and first.scale == second.scale:
+            return _Root(first.scale, first.pairs + second.pairs)
+    return None
+
+
+def _summed(root: _Root, rewritten: Mapping[Node, Node]) -> Node:
+    scale, operands = root.scale, []
+    for i, pair in enumerate(root.pairs):
+        for x in pair:
+            inner, value = _scaled(rewritten[x])
+            scale *= value if i == 0 else 1.0
+            operands.append(inner)
+    return build("matmul-sum", *operands, scale=scale)
+
+
+def _reduced(node: Node, inputs: tuple[Node, ...]) -> Node | None:
+    """Each place as a sum of the updates that are for it: few places, so that no order of updates has to be found."""
+    updates, indices = inputs
+    axis, count = node.attrs["axis"], node.attrs["count"]
+    if indices.type.rank != 1 or not 1 <= count <= PLACES or updates.type.size * count > COMPARED or not updates.type.is_float or not updates.type.size:
+        return None
+    shape = updates.type.shape
+    tail = len(shape) - axis - 1
+    wide = (*shape[: axis + 1], count, *shape[axis + 1 :])
+    own = build("broadcast", build("reshape", indices, shape=(shape[axis], *(1,) * (tail + 1))), shape=wide, batch=False)
+    place = build("iota", count=count, dtype=indices.type.dtype)
+    place = build("broadcast", build("reshape", place, shape=(count, *(1,) * tail)), shape=wide, batch=False)
+    spread = build("reshape", updates, shape=(*shape[: axis + 1], 1, *shape[axis + 1 :]))
+    spread = build("broadcast", spread, shape=wide, batch=False)
+    found = total(where(build("=", own, place), spread, zeros(spread.type)), (axis,), keep=False)
+    return found if found.type == node.type else build("broadcast", found, shape=node.type.shape, batch=node.type.batch)
