@@ -1,30 +1,58 @@
-"""GPT-2 124M: a training step of examples/gpt2.lisp beside torch.compile, in one process, blocks of steps that take turns.
+"""GPT-2 124M: a training step of examples/gpt2.lisp beside torch.compile, from our initial weights and on the same batches. Each side
+is a process; blocks of steps take turns, long enough to be steady under the power cap. JSON lines: tokens a second, ms, peak memory
+beside the plan, ratios, and what is asked for besides. Needs a GPU.
 
-Both start from our initial weights and see the same batches. JSON lines: ms and tokens a second, the paired ratio, peak memory,
-and with --loss the mean loss of steps 151-200 of both. Needs a GPU.
+    python benchmarks/gpt2.py --batch 32 --both-modes --loss        # about three minutes
+    python benchmarks/gpt2.py --batch 64 --both-modes --profile
 
-    python benchmarks/gpt2.py --batch 64
+On a CPU, as a check of this script: TRITON_INTERPRET=1 python benchmarks/gpt2.py --device cpu --tiny --mode eager --steps 2 --rounds 1
 """
 
 from __future__ import annotations
 
 import argparse
-import time
-from collections.abc import Callable
+import re
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from on_gpu import Block, alternate, ours, program_of, ratios, say, summary, tokens
+from sides import (
+    Answers,
+    Batch,
+    Block,
+    Side,
+    Sides,
+    initial,
+    launches,
+    program_of,
+    ratios,
+    say,
+    serve,
+    staged_of,
+    summary,
+    take,
+    timed,
+    tokens,
+)
 from torch import nn
 
-VOCABULARY, CONTEXT = 50304, 1024
+from sexpgpu.backends.cuda.profile import profile
+
+GIB = 2**30
+BARS = {"ours": 1.10, "memory": 0.65, "loss": 0.01, "deterministic": 0.92}
+#: kind of work -> names of kernels; the first that fits counts (as ../shared/bench has it)
+KINDS = (
+    ("attention", r"flash|fmha|sdpa|attention|cudnn_generated"), ("products", r"gemm|nvjet|cutlass|xmma|cublas|splitk|triton_tem|_mm_"),
+    ("optimizer", r"adam|multi_tensor|foreach"), ("cross-entropy", r"log_softmax|nll_loss|cross_entropy|softmax"),
+    ("layer norm", r"layer_norm|layernorm|var_mean|rsqrt"), ("gelu", r"gelu|tanh"), ("copies", r"memset|memcpy|copy|cast"),
+)
 
 
 class Gpt2(nn.Module):
-    def __init__(self, layers: int = 12, heads: int = 12, d: int = 768) -> None:
+    def __init__(self, layers: int, heads: int, d: int, context: int, vocabulary: int) -> None:
         super().__init__()
-        self.token, self.position = nn.Parameter(torch.empty(VOCABULARY, d)), nn.Parameter(torch.empty(CONTEXT, d))
+        self.token, self.position = nn.Parameter(torch.empty(vocabulary, d)), nn.Parameter(torch.empty(context, d))
         self.blocks = nn.ModuleList(Block(d, heads) for _ in range(layers))
         self.norm = nn.LayerNorm(d)
 
@@ -32,109 +60,214 @@ class Gpt2(nn.Module):
         x = F.embedding(tokens, self.token) + self.position
         for block in self.blocks:
             x = block(x)
-        return F.cross_entropy(F.linear(self.norm(x), self.token).flatten(0, 1), targets.flatten().long())
+        return F.cross_entropy(F.linear(self.norm(x), self.token).flatten(0, 1), targets.flatten())
 
-    def take(self, state: dict[str, torch.Tensor]) -> None:
-        """Our weights, by name; ours lie [in out]."""
-        def get(name: str) -> torch.Tensor:
-            return state[f"param/gpt2/{name}"]
-
+    def take(self, tensors: dict[str, torch.Tensor]) -> None:
+        layers: dict[str, nn.Module] = {"layer-norm": self.norm}
+        for number, block in enumerate(self.blocks):
+            layers |= block.names("block" if len(self.blocks) == 1 else f"block/{number}", "out")  # type: ignore[operator]
+        take(layers, tensors, "gpt2")
         with torch.no_grad():
-            self.token.copy_(get("token"))
-            self.position.copy_(get("position"))
-            self.norm.weight.copy_(get("layer-norm/weight"))
-            self.norm.bias.copy_(get("layer-norm/bias"))
-            for number, block in enumerate(self.blocks):
-                home = "block" if len(self.blocks) == 1 else f"block/{number}"
-                pairs = ((block.qkv, "self-attention/qkv"), (block.out, "self-attention/out"), (block.up, "feed-forward/up"), (block.down, "feed-forward/out"))
-                for layer, path in pairs:
-                    layer.weight.copy_(get(f"{home}/{path}/weight").T)
-                    layer.bias.copy_(get(f"{home}/{path}/bias"))
-                for layer, path in ((block.before, "layer-norm/0"), (block.between, "layer-norm/1")):
-                    layer.weight.copy_(get(f"{home}/{path}/weight"))
-                    layer.bias.copy_(get(f"{home}/{path}/bias"))
+            self.token.copy_(tensors["param/gpt2/token"])
+            self.position.copy_(tensors["param/gpt2/position"])
 
 
-def compiled(model: nn.Module, batches: list[dict[str, np.ndarray]], mode: str, losses: list[float] | None = None) -> Callable[[int], float]:
-    """PyTorch's side: bf16 autocast, fused AdamW as our file has it, clipping included."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
-    fields = [{n: torch.from_numpy(a).cuda() for n, a in b.items()} for b in batches]
+class Sizes:
+    """The model's sizes, and the knobs that say them."""
+
+    def __init__(self, given: argparse.Namespace):
+        self.layers, self.heads, self.d, self.context, self.vocabulary = (2, 2, 32, 32, 512) if given.tiny else (given.layers, 12, 768, 1024, 50304)
+        self.batch = 4 if given.tiny else given.batch
+        knobs = {"layers": self.layers, "heads": self.heads, "d-model": self.d, "context": self.context, "vocabulary": self.vocabulary, "batch": self.batch}
+        self.sets = (*(f"{name}={value}" for name, value in knobs.items()), "warmup=0", "lr=1e-4", "steps=1000000000")
+        self.tokens = self.batch * self.context
+
+    def batches(self, count: int) -> list[Batch]:
+        return tokens(count, self.batch, self.context, self.vocabulary)
+
+
+# --- PyTorch ------------
+
+
+def theirs(given: argparse.Namespace, mode: str) -> tuple[dict[str, Any], Answers]:
+    """bf16 autocast over f32 weights, fused AdamW as our file has it, clipping included."""
+    torch.set_float32_matmul_precision("high")
+    sizes, cuda = Sizes(given), given.device == "cuda"
+    start = initial(staged_of("examples/gpt2.lisp", sizes.sets))
+    model = Gpt2(sizes.layers, sizes.heads, sizes.d, sizes.context, sizes.vocabulary).to(given.device)
+    model.take(start)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=cuda)
+    fields: list[dict[str, torch.Tensor]] = []
+
+    def see(count: int) -> None:
+        fields[:] = [{n: torch.from_numpy(a).long().to(given.device) for n, a in batch.items()} for batch in sizes.batches(count)]
 
     def loss_of(tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        with torch.autocast("cuda", torch.bfloat16):
+        with torch.autocast(given.device, torch.bfloat16):
             return model(tokens, targets)
 
     fast = loss_of if mode == "eager" else torch.compile(loss_of, mode=None if mode == "default" else mode)
     made = 0
 
-    def steps(count: int) -> float:
+    def step() -> torch.Tensor:
         nonlocal made
-        loss = torch.zeros(())
-        for _ in range(count):
-            batch = fields[made % len(fields)]
-            made += 1
-            loss = fast(batch["tokens"], batch["targets"])
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=True)
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-            if losses is not None:
-                losses.append(float(loss))
-        return float(loss.detach())
+        batch = fields[made % len(fields)]
+        made += 1
+        loss = fast(batch["tokens"], batch["targets"])
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=True)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return loss.detach()
 
-    return steps
+    def losses(count: int) -> dict[str, Any]:
+        nonlocal made
+        made = 0
+        model.take(start)
+        for slots in optimizer.state.values():
+            for tensor in slots.values():
+                tensor.zero_()
+        see(count)
+        found = [float(step()) for _ in range(count)]
+        see(4)
+        return {"losses": found}
+
+    def peak() -> dict[str, Any]:
+        return {"allocated": torch.cuda.max_memory_allocated() / GIB, "reserved": torch.cuda.max_memory_reserved() / GIB} if cuda else {}
+
+    def seen() -> dict[str, Any]:
+        return launches(lambda: [step() for _ in range(3)], 3, 60)
+
+    see(4)
+    first = float(step())
+    for _ in range(2):
+        step()
+    if cuda:
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    return {"first_loss": first}, {"losses": losses, "steps": lambda count: timed(lambda n: [step() for _ in range(n)], count), "peak": peak, "profile": seen}
+
+
+# --- ours ------------
+
+
+def ours(given: argparse.Namespace, deterministic: bool) -> tuple[dict[str, Any], Answers]:
+    sizes, cuda = Sizes(given), given.device == "cuda"
+    program = program_of("examples/gpt2.lisp", sizes.sets, deterministic, None if cuda else "cpu")
+    batches = sizes.batches(4)
+    made = 0
+
+    def run(count: int, source: list[Batch]) -> list[float]:
+        """Steps, two in flight as the loop has it."""
+        nonlocal made
+        found, before = [], None
+        for _ in range(count):
+            flight = program.launch([source[made % len(source)]], False)
+            made += 1
+            if before is not None:
+                found.append(program.collect(before)[0].loss)
+            before = flight
+        return [*found, program.collect(before)[0].loss] if before is not None else found
+
+    def losses(count: int) -> dict[str, Any]:
+        nonlocal made
+        program.initialise()
+        made = 0
+        return {"losses": run(count, sizes.batches(count))}
+
+    def peak() -> dict[str, Any]:
+        found = {"planned": program.plan.total / GIB}
+        if cuda:
+            found |= {"allocated": torch.cuda.max_memory_allocated() / GIB, "reserved": torch.cuda.max_memory_reserved() / GIB}
+        return found
+
+    def seen() -> dict[str, Any]:
+        found = launches(lambda: run(3, batches), 3, 60)
+        made_of = profile(program, batches[0])
+        rows = [[round(1e3 * x.seconds, 3), x.calls, f"{x.name} {x.path} {x.phase}", round(x.bytes_per_second / 1e9), round(x.operations_per_second / 1e12), round(x.of_ceiling, 2)]
+                for x in made_of.lines]
+        return found | {"launch_ms": 1e3 * made_of.launch_seconds, "step_ms": 1e3 * made_of.step_seconds, "lines": rows}
+
+    first = run(3, batches)[0]
+    return {"first_loss": first}, {"losses": losses, "steps": lambda count: timed(lambda n: run(n, batches), count), "peak": peak, "profile": seen}
+
+
+# --- the parent ------------
+
+
+def compare(sides: Sides, given: argparse.Namespace, slow: int) -> None:
+    """Mean losses of the last 50 of so many steps, from the initial weights."""
+    found = {side: answer["losses"] for side, answer in sides.each("losses", 120 * slow, count=given.compared)}
+    means = {side: float(np.mean(values[-50:])) for side, values in found.items()}
+    base = next((mean for side, mean in means.items() if side.startswith("torch")), None)
+    for side, mean in means.items():
+        more = {} if base is None or side.startswith("torch") else {"off": round(mean - base, 5), "bar": BARS["loss"]}
+        say(f"{sides.case} {side} loss", steps=f"last 50 of {given.compared}", mean=round(mean, 5), first=found[side][0], **more)
+
+
+def kinds(top: list[list[Any]]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for us, _, name in top:
+        kind = next((k for k, pattern in KINDS if re.search(pattern, name.lower())), "other")
+        found[kind] = round(found.get(kind, 0.0) + us / 1e3, 3)
+    return found
+
+
+def report(sides: Sides, times: dict[str, list[float]], told: dict[str, Any], given: argparse.Namespace, slow: int) -> None:
+    peaks = {side: {k: round(v, 3) for k, v in answer.items()} for side, answer in sides.each("peak", 30 * slow)}
+    best = min((side for side in times if side.startswith("torch")), key=lambda side: summary(times[side])["median"], default=None)
+    for side, found in times.items():
+        step, more = summary(found), {}
+        if best is not None and not side.startswith("torch"):
+            more = {"torch_over_ours": ratios(found, times[best]), "bar": BARS["ours"]}
+            if "allocated" in peaks.get(side, {}) and "allocated" in peaks.get(best, {}):
+                more["memory_over_torch"] = round(peaks[side]["allocated"] / peaks[best]["allocated"], 3)
+        if side == "ours-deterministic" and "ours" in times:
+            more["of_fast"] = ratios(found, times["ours"])
+        say(f"{sides.case} {side}", step=step, tokens_per_second=round(Sizes(given).tokens / step["median"] * 1e3), peak_gib=peaks.get(side), start=told[side]["start_seconds"], **more)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--mode", default="default", help="of torch.compile, or eager")
-    parser.add_argument("--deterministic", action="store_true", help="ours, with the deterministic default beside the fast kernels")
-    parser.add_argument("--loss", action="store_true", help="200 steps of each from the same weights on the same batches")
+    parser.add_argument("--mode", default="default", help="of torch.compile, several with commas: default, reduce-overhead, eager")
+    parser.add_argument("--both-modes", action="store_true", help="ours with the deterministic default too")
+    parser.add_argument("--loss", action="store_true", help="mean loss of steps 151-200 of each, from the same weights on the same batches")
+    parser.add_argument("--compared", type=int, default=200, help="steps of --loss")
+    parser.add_argument("--profile", action="store_true", help="what each side's step is made of")
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    parser.add_argument("--tiny", action="store_true", help="two layers of width 32, to try the script")
+    parser.add_argument("--limit", type=float, default=120, help="seconds until a side must be prepared")
+    parser.add_argument("--side", help=argparse.SUPPRESS)
+    parser.add_argument("--answers", type=int, help=argparse.SUPPRESS)
     given = parser.parse_args()
-    torch.set_float32_matmul_precision("high")
-    batches = tokens(200 if given.loss else 4, given.batch, CONTEXT, VOCABULARY)
-    sets = (f"batch={given.batch}", "warmup=0", "lr=1e-4", "steps=1000000000")
-    sides: dict[str, Callable[[int], float]] = {}
-    peaks: dict[str, float] = {}
-    start = time.perf_counter()
-    program = program_of("examples/gpt2.lisp", sets, deterministic=False)
-    model = Gpt2().cuda()
-    model.take(program.state())
-    torch.cuda.synchronize()
-    before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    first = ours(program, batches, 1)
-    first(1)
-    say("ours first step", seconds=time.perf_counter() - start, batch=given.batch)
-    peaks["ours"] = torch.cuda.max_memory_allocated() - before + sum(t.numel() * t.element_size() for t in program.state().values())
-    program.initialise()
-    if given.loss:
-        mine = [program.step(b, False).loss for b in batches]
-        theirs: list[float] = []
-        compiled(model, batches, given.mode, theirs)(len(batches))
-        say("loss of steps 151-200", ours=float(np.mean(mine[150:])), torch=float(np.mean(theirs[150:])))
+    if given.side is not None:
+        serve(given.answers, lambda: theirs(given, given.side.removeprefix("torch-")) if given.side.startswith("torch-") else ours(given, given.side != "ours"))
         return
-    sides["ours"] = first
-    if given.deterministic:
-        sides["ours deterministic"] = ours(program_of("examples/gpt2.lisp", sets), batches, 1)
-    before = torch.cuda.memory_allocated() - sum(p.numel() * p.element_size() for p in model.parameters())
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats()
-    start = time.perf_counter()
-    sides["torch"] = compiled(model, batches, given.mode)
-    sides["torch"](3)
-    say("torch first steps", seconds=time.perf_counter() - start, mode=given.mode)
-    peaks["torch"] = torch.cuda.max_memory_allocated() - before
-    times = alternate(sides, given.steps, given.rounds)
-    for side, found in times.items():
-        step = summary(found)
-        more = {} if side == "torch" else {"torch_over_ours": ratios(found, times["torch"])}
-        peak = peaks.get(side)
-        say(f"gpt2 {side}", batch=given.batch, step=step, tokens_per_second=given.batch * CONTEXT / step["median"] * 1e3,
-            **({} if peak is None else {"peak_gib": peak / 2**30}), **more)
+    slow = 1 if given.device == "cuda" else 10
+    words = ["--batch", str(given.batch), "--layers", str(given.layers), "--device", given.device, *(["--tiny"] if given.tiny else [])]
+    expandable = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}  # as our commands have it
+    sides: dict[str, Side] = {"ours": Side("ours", words, given.limit, expandable)}
+    if given.both_modes:
+        sides["ours-deterministic"] = Side("ours-deterministic", words, given.limit, expandable | {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"})
+    for mode in given.mode.split(","):
+        sides[f"torch-{mode}"] = Side(f"torch-{mode}", words, given.limit)
+    every = Sides(f"gpt2 b{Sizes(given).batch}", sides)
+    told = every.ready()
+    times = every.alternate(given.steps, given.rounds, 60 * slow)
+    report(every, times, told, given, slow)
+    if given.loss:
+        compare(every, given, slow)
+    if given.profile:
+        for side, answer in every.each("profile", 120 * slow):
+            say(f"{every.case} {side} profile", kinds_ms=kinds(answer["top"]), nodes=answer["nodes"], device_ms=round(answer["device_us"] / 1e3, 3), top=answer["top"][:10])
+            if "lines" in answer:
+                say(f"{every.case} {side} launches", launch_ms=round(answer["launch_ms"], 3), ms_calls_name_gbs_tflops_of_ceiling=answer["lines"][:24])
+    every.close()
 
 
 if __name__ == "__main__":

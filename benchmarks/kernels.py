@@ -1,6 +1,7 @@
-"""Memory-bound kernels that the compiler makes, on tensors of 256 MB, against the device's copy speed. JSON lines. Needs a GPU.
+"""Memory-bound kernels that the compiler makes, on tensors of 256 MB, against the device's copy speed and torch.compile's of the same
+functions. JSON lines. Needs a GPU.
 
-A case is a graph; its floor is every operand read once and every result written once at the speed of a copy.
+A case is a graph; its floor is every operand read once and every result written once at the speed of a copy. Values are compared first.
 
     python benchmarks/kernels.py
 """
@@ -9,10 +10,13 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import traceback
 from collections.abc import Callable
+from typing import Any
 
 import torch
-from sides import say
+import torch.nn.functional as F
+from sides import last_lines, say, summary
 
 from sexpgpu.backends.cuda.executable import Bound, Compiled
 from sexpgpu.backends.interpreter.dtypes import TORCH
@@ -21,6 +25,7 @@ from sexpgpu.ops import build, constant
 from sexpgpu.ops.leaves import BOUND
 
 ROWS, COLUMNS = 65536, 1024  # of f32: 256 MB
+BAR = 0.8  # of a copy's speed
 
 
 def leaf(name: str, *shape: int, dtype: str = "f32") -> Node:
@@ -62,8 +67,44 @@ def cases() -> dict[str, dict[str, Node]]:
     }
 
 
-def milliseconds(work: Callable[[], None], repeats: int) -> float:
-    """The median, each call with a cold cache."""
+def theirs(v: dict[str, torch.Tensor]) -> dict[str, Callable[[], dict[str, torch.Tensor]]]:
+    """The same functions in PyTorch, of the same tensors by name."""
+    x, ct, weight, bias, labels = (v.get(n) for n in ("x", "ct", "weight", "bias", "labels"))
+
+    def normal(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        mean, variance = x.mean(1, keepdim=True), x.var(1, keepdim=True, unbiased=False)
+        scale = (variance + 1e-5).rsqrt()
+        return (x - mean) * scale, scale
+
+    def backward() -> dict[str, torch.Tensor]:
+        y, scale = normal(x)
+        g = ct * weight
+        return {
+            "x": scale * (g - g.mean(1, keepdim=True) - y * (g * y).mean(1, keepdim=True)), "weight": (ct * y).sum(0), "bias": ct.sum(0)
+        }
+
+    def gradient() -> dict[str, torch.Tensor]:
+        chosen = torch.arange(COLUMNS, device=x.device)[None, :] == labels[:, None]
+        return {"y": (torch.softmax(x, 1) - chosen.to(x.dtype)) * v["row-ct"][:, None]}
+
+    def adamw() -> dict[str, torch.Tensor]:
+        m, s = 0.9 * v["m"] + 0.1 * v["g"], 0.95 * v["v"] + 0.05 * v["g"] * v["g"]
+        return {"p": v["p"] * 0.9999 - 1e-3 * (m / (s.sqrt() + 1e-8)), "m": m, "v": s}
+
+    return {
+        "layer norm forward": lambda: {"y": F.layer_norm(x, (COLUMNS,), weight, bias, 1e-5)},
+        "layer norm backward": backward,
+        "softmax": lambda: {"y": torch.softmax(x, 1)},
+        "cross-entropy": lambda: {"y": F.cross_entropy(x, labels.long(), reduction="none")},
+        "cross-entropy gradient": gradient,
+        "gelu with bias, bf16": lambda: {"y": F.gelu(v["low"].float() + bias, approximate="tanh").to(torch.bfloat16)},
+        "adamw": adamw,
+        "dropout with residual": lambda: {"y": ct + F.dropout(x, 0.1)},
+    }
+
+
+def milliseconds(work: Callable[[], Any], repeats: int) -> list[float]:
+    """Each call with a cold cache."""
     flush = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
     work()
     times = []
@@ -75,34 +116,71 @@ def milliseconds(work: Callable[[], None], repeats: int) -> float:
         end.record()
         torch.cuda.synchronize()
         times.append(start.elapsed_time(end))
-    return statistics.median(times)
+    return times
+
+
+def off(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """||found - expected|| / ||expected||, a part at a time."""
+    above = below = 0.0
+    for a, b in zip(found.flatten().split(1 << 26), expected.flatten().split(1 << 26), strict=True):
+        above += float((a.double() - b.double()).square().sum())
+        below += float(b.double().square().sum())
+    return (above / max(below, 1e-300)) ** 0.5
+
+
+def case(name: str, results: dict[str, Node], copy: float, given: argparse.Namespace) -> None:
+    compiled = Compiled(results, device="cuda")
+    leaves: dict[Node, torch.Tensor] = {}
+    draws = {"key": torch.tensor([12345, 0], dtype=torch.int64, device="cuda"), "draw": torch.zeros((), dtype=torch.int64, device="cuda")}
+    for node in postorder(results.values()):
+        if node.op in BOUND:
+            dtype = TORCH[node.type.dtype]
+            leaves[node] = (
+                torch.randint(0, COLUMNS, node.type.shape, dtype=dtype, device="cuda")
+                if node.type.is_integer
+                else torch.rand(node.type.shape, device="cuda").to(dtype)
+            )
+    bound = Bound(compiled, leaves, {}, None, lambda what, parts: draws[what])
+    bytes_ = sum(n.type.bytes for n in leaves) + sum(n.type.bytes for n in results.values())
+    bound.launch()
+    found = {n: bound.result(n) for n in results}
+    function = theirs({str(n.attrs["name"]): t for n, t in leaves.items()})[name]
+    if name == "dropout with residual":  # other draws: the share that is kept, and what becomes of it
+        x, ct = (next(t for n, t in leaves.items() if n.attrs["name"] == which) for which in ("x", "ct"))
+        kept = (found["y"] - ct) / (x / 0.9)
+        wrong = {"kept": float((kept > 0.5).float().mean()) - 0.9, "values": float(torch.minimum(kept.abs(), (kept - 1).abs()).nanquantile(0.5)) if kept.numel() < 1 << 24 else 0.0}
+    else:
+        expected = function()
+        wrong = {n: off(found[n].reshape(expected[n].shape), expected[n]) for n in results}
+        del expected
+    fine = all(abs(w) < (1e-2 if "bf16" in name else 1e-3) for w in wrong.values())
+    times = milliseconds(bound.launch, given.repeats)
+    time = statistics.median(times)
+    row = {"ms": summary(times), "floor_ms": round(bytes_ / copy / 1e9, 4), "of_copy": round(bytes_ / time / 1e9 / copy, 3), "launches": len(bound.work)}
+    if given.torch:
+        try:
+            fast = torch.compile(function, dynamic=False)
+            row["torch_ms"] = summary(milliseconds(fast, given.repeats))
+            row["torch_over_ours"] = round(row["torch_ms"]["median"] / time, 3)
+        except Exception as error:
+            row["torch_error"] = f"{type(error).__name__}: {error}"[:300]
+    say(name, ok=fine and row["of_copy"] >= BAR, off={n: float(f"{w:.1e}") for n, w in wrong.items()}, bar=BAR, **row)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--no-torch", dest="torch", action="store_false", help="ours alone")
     given = parser.parse_args()
     a, b = (torch.empty(ROWS * COLUMNS, device="cuda") for _ in range(2))
-    copy = 2 * a.numel() * 4 / milliseconds(lambda: b.copy_(a), given.repeats) / 1e9
-    say("copy of 256 MB", terabytes_per_second=copy)
-    draws = {"key": torch.tensor([12345, 0], dtype=torch.int64, device="cuda"), "draw": torch.zeros((), dtype=torch.int64, device="cuda")}
+    copy = 2 * a.numel() * 4 / statistics.median(milliseconds(lambda: b.copy_(a), given.repeats)) / 1e9
+    del a, b
+    say("copy of 256 MB", terabytes_per_second=round(copy, 3))
     for name, results in cases().items():
-        compiled = Compiled(results, device="cuda")
-        leaves: dict[Node, torch.Tensor] = {}
-        for node in postorder(results.values()):
-            if node.op in BOUND:
-                dtype = TORCH[node.type.dtype]
-                leaves[node] = (
-                    torch.randint(0, COLUMNS, node.type.shape, dtype=dtype, device="cuda")
-                    if node.type.is_integer
-                    else torch.rand(node.type.shape, device="cuda").to(dtype)
-                )
-        bound = Bound(compiled, leaves, {}, None, lambda what, parts: draws[what])
-        bytes_ = sum(n.type.bytes for n in leaves) + sum(n.type.bytes for n in results.values())
-        time = milliseconds(bound.launch, given.repeats)
-        speed = bytes_ / time / 1e9
-        say(name, ms=time, floor_ms=bytes_ / copy / 1e9, terabytes_per_second=speed, of_copy=speed / copy, launches=len(bound.work))
-        del bound, leaves
+        try:
+            case(name, results, copy, given)
+        except Exception as error:
+            say(name, ok=False, error=f"{type(error).__name__}: {error}"[:400], trace=last_lines(traceback.format_exc(), 5))
         torch.cuda.empty_cache()
 
 

@@ -1,105 +1,376 @@
-"""What the benchmarks of a GPU share: a run of ours without its data, batches, timed blocks, JSON lines."""
+"""What only a GPU can show of the CUDA backend, part by part: each has its own time limit, and one that fails leaves the others.
+JSON lines on the way, a table at the end.
+
+    python benchmarks/on_gpu.py --part ops,follow,repeat      # parts in this order
+    python benchmarks/on_gpu.py --list
+"""
 
 from __future__ import annotations
 
-import dataclasses
+import argparse
+import hashlib
 import json
-import statistics
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-import torch.nn.functional as F
-from torch import nn
+from sides import ROOT, last_lines, say
 
-from sexpgpu import compiler
-from sexpgpu.backends.cuda.program import CudaProgram
-from sexpgpu.compiler import Selection, load
+OUT = Path(os.environ["OUT"]) if os.environ.get("OUT") else None
+STEPS = 50
+CLOSE = 1e-5  # relative, of losses in f32 against the interpreter's
 
 
-class Block(nn.Module):
-    """A pre-norm transformer block in PyTorch, as examples/gpt2.lisp has it: the other side of the comparisons."""
+@dataclass
+class Done:
+    """A process that ended; `code` is None where it had to be stopped."""
 
-    def __init__(self, d: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.before, self.between = nn.LayerNorm(d), nn.LayerNorm(d)
-        self.qkv, self.out, self.up, self.down = nn.Linear(d, 3 * d), nn.Linear(d, d), nn.Linear(d, 4 * d), nn.Linear(4 * d, d)
+    code: int | None
+    out: str
+    err: str
+    seconds: float
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        b, t, d = x.shape
-        q, k, v = (p.view(b, t, self.heads, -1).transpose(1, 2) for p in self.qkv(self.before(x)).chunk(3, -1))
-        x = x + self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(b, t, d))
-        return x + self.down(F.gelu(self.up(self.between(x)), approximate="tanh"))
+    def trouble(self) -> list[str]:
+        return [f"exit {self.code}", *last_lines(self.err, 4)]
 
 
-def say(name: str, **fields: Any) -> None:
-    """One JSON object a line; times in ms unless a key says otherwise."""
-    print(json.dumps({"name": name, **fields}), flush=True)
+class Job:
+    """A process beside others."""
+
+    def __init__(self, words: Sequence[str], variables: Mapping[str, str] | None = None):
+        self._start = time.monotonic()
+        environ = {**os.environ, "PYTHONPATH": str(ROOT), **(variables or {})}
+        self._files = tempfile.TemporaryFile(), tempfile.TemporaryFile()
+        self.process = subprocess.Popen([sys.executable, *words], cwd=ROOT, env=environ, stdout=self._files[0], stderr=self._files[1])
+
+    def wait(self, until: float) -> Done:
+        """Stops it at `until` of the monotonic clock."""
+        code: int | None = None
+        try:
+            code = self.process.wait(max(0.1, until - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        texts = []
+        for file in self._files:
+            file.seek(0)
+            texts.append(file.read().decode(errors="replace"))
+        return Done(code, texts[0], texts[1], time.monotonic() - self._start)
 
 
-def program_of(file: str, sets: Sequence[str] = (), deterministic: bool = True) -> CudaProgram:
-    """The program of a file's only run, initialised; its data is not opened."""
-    loaded = load(file, Selection(sets=tuple(sets)))
-    run = dataclasses.replace(next(iter(loaded.experiment.runs.values())), deterministic=deterministic)
-    program = CudaProgram(compiler.stages(loaded, run, "cuda"), 1)
-    program.initialise()
-    return program
+def together(jobs: Mapping[str, tuple[Sequence[str], Mapping[str, str]]], seconds: float, most: int = 8) -> dict[str, Done]:
+    """So many processes at once."""
+    until, found, running = time.monotonic() + seconds, {}, {}
+    for name, (words, variables) in jobs.items():
+        if len(running) >= most:
+            first = next(iter(running))
+            found[first] = running.pop(first).wait(until)
+        running[name] = Job(words, variables)
+    return found | {name: job.wait(until) for name, job in running.items()}
 
 
-def tokens(count: int, batch: int, context: int, vocabulary: int, seed: int = 0) -> list[dict[str, np.ndarray]]:
-    """Batches of a stream in which each token mostly decides the next: a model learns it."""
-    rng = np.random.default_rng(seed)
-    follow = rng.permutation(vocabulary)
-    found = []
-    for _ in range(count):
-        stream = np.empty((batch, context + 1), np.int32)
-        stream[:, 0] = rng.integers(0, vocabulary, batch)
-        noise = rng.random((batch, context)) < 0.2
-        random = rng.integers(0, vocabulary, (batch, context))
-        for t in range(context):
-            stream[:, t + 1] = np.where(noise[:, t], random[:, t], follow[stream[:, t]])
-        found.append({"tokens": stream[:, :-1].copy(), "targets": stream[:, 1:].copy()})
-    return found
+def command(*words: str) -> list[str]:
+    return ["-m", "sexpgpu", *words]
 
 
-def ours(program: CudaProgram, batches: Sequence[dict[str, np.ndarray]], together: int) -> Callable[[int], float]:
-    """A function that makes so many steps, `together` of them a replay, and gives the last loss."""
+def example(folder: Path, name: str, **more: str) -> str:
+    """A copy of an example that logs every step, with its data."""
+    (folder / "data").mkdir(exist_ok=True)
+    for file in (ROOT / "examples" / "data").iterdir():
+        if not (folder / "data" / file.name).exists():
+            shutil.copy(file, folder / "data")
+    if name == "gpt2" and not (folder / "data/gpt2_tokens.bin").exists():
+        import numpy as np
 
-    def steps(count: int) -> float:
-        before, loss = None, float("nan")
-        for start in range(0, count, together):
-            flight = program.launch([batches[(start + i) % len(batches)] for i in range(together)], False)
-            if before is not None:
-                loss = program.collect(before)[-1].loss
-            before = flight
-        return program.collect(before)[-1].loss if before is not None else loss
-
-    return steps
+        np.random.default_rng(0).integers(0, 500, 1 << 21, dtype=np.uint16).tofile(folder / "data/gpt2_tokens.bin")
+    text = (ROOT / "examples" / f"{name}.lisp").read_text("utf-8")
+    text = text.replace("  :checkpoint-every", "  :log-every 1\n  :checkpoint-every", 1)
+    target = folder / f"{name}.lisp"
+    target.write_text(text, "utf-8")
+    return str(target)
 
 
-def alternate(sides: dict[str, Callable[[int], float]], steps: int, rounds: int) -> dict[str, list[float]]:
-    """ms a step of each side, in blocks that take turns."""
-    times: dict[str, list[float]] = {name: [] for name in sides}
-    for run in sides.values():
-        run(max(10, steps // 6))
+def losses(file: Path) -> list[float]:
+    rows = [json.loads(line) for line in file.read_text("utf-8").splitlines()]
+    return [float(r["value"]) for r in rows if r["type"] == "metric" and r["name"] == "loss" and "eval" not in r.get("metadata", {})]
+
+
+# --- parts ------------
+
+
+def ops(seconds: float, folder: Path) -> dict[str, Any]:
+    """Every op, its gradient, odd sizes, bf16 in memory, NaN and draws beside the interpreter, in memory of NaN between guard bands."""
+    script = str(ROOT / "tests/cuda/ops_in_triton.py")
+    shares = {f"{part} {i}/4": ([script, part], {"TESTED_PART": f"{i}/4"}) for part in ("f64", "f32") for i in range(4)}
+    jobs = shares | {part: ([script, part], {}) for part in ("sizes", "low", "special", "draws", "second")}
+    found = together({n: (words, {"TESTED_DEVICE": "cuda", **more}) for n, (words, more) in jobs.items()}, seconds, 13)
+    failures, count = [], 0
+    for name, done in found.items():
+        if done.code != 0 or not done.out.strip():
+            failures.append(f"{name}: {done.trouble()}")
+            continue
+        told = json.loads(done.out.strip().splitlines()[-1])
+        failures += [f"{name}: {text}" for text in told["failures"]]
+        count += told["count"]
+    return {"ok": not failures, "graphs": count, "failures": len(failures), "first": failures[:12]}
+
+
+def follow(seconds: float, folder: Path) -> dict[str, Any]:
+    """digits and char_lm in f32 on the device, beside the interpreter on this machine's CPU: the largest relative difference of a loss."""
+    jobs = {}
+    for name in ("digits", "char_lm"):
+        file = example(folder, name)
+        for device in ("cpu", "cuda"):
+            words = command("run", file, "--device", device, "--set", "precision=f32", "--steps", str(STEPS), "--eval-every", "0", "--metrics", f"jsonl:{folder}/{name}-{device}.jsonl")
+            jobs[f"{name} {device}"] = (words, {"OMP_NUM_THREADS": "6"} if device == "cpu" else {})
+    found = together(jobs, seconds)
+    told: dict[str, Any] = {"ok": True}
+    for name in ("digits", "char_lm"):
+        bad = [d.trouble() for n, d in found.items() if n.startswith(name) and d.code != 0]
+        if bad:
+            told |= {"ok": False, name: bad}
+            continue
+        cpu, cuda = (losses(folder / f"{name}-{device}.jsonl") for device in ("cpu", "cuda"))
+        off = max(abs(a - b) / abs(a) for a, b in zip(cpu, cuda, strict=True))
+        told |= {"ok": told["ok"] and off < CLOSE and len(cpu) == STEPS, name: f"{off:.2e} over {len(cpu)} steps, {cpu[0]:.4f} to {cpu[-1]:.4f}"}
+    return told | {"bar": CLOSE}
+
+
+def state(folder: Path) -> str:
+    from safetensors.numpy import load_file
+
+    parts = sorted(folder.glob("*.safetensors"))
+    if not parts:
+        raise FileNotFoundError(f"no checkpoint in {folder}")
+    digest = hashlib.sha256()
+    for name, array in sorted((n, a) for part in parts for n, a in load_file(part).items()):
+        digest.update(name.encode() + array.tobytes())
+    return digest.hexdigest()[:16]
+
+
+def repeat(seconds: float, folder: Path) -> dict[str, Any]:
+    """Two runs, and one that is stopped in its middle and resumed: the same bits in the checkpoint, with the deterministic default."""
+    cases = [(name, precision) for name in ("digits", "char_lm") for precision in ("f32", "bf16")]
+    begun = time.monotonic()
+
+    def words(name: str, precision: str, which: str, *more: str) -> tuple[list[str], dict[str, str]]:
+        place = str(folder / f"{name}-{precision}-{which}")
+        return command("run", example(folder, name), "--device", "cuda", "--set", f"precision={precision}", "--eval-every", "0", "--checkpoint-dir", place, *more), {}
+
+    first = {f"{n} {p} {w}": words(n, p, w, "--steps", str(STEPS // 2 if w == "c" else STEPS)) for n, p in cases for w in "abc"}
+    found = together(first, seconds * 0.6, 12)
+    rest = {f"{n} {p} resumed": words(n, p, "c", "--steps", str(STEPS), "--resume", "latest") for n, p in cases}
+    found |= together(rest, seconds - (time.monotonic() - begun), 12)
+    told: dict[str, Any] = {"ok": True}
+    for name, precision in cases:
+        bad = [d.trouble() for n, d in found.items() if n.startswith(f"{name} {precision} ") and d.code != 0]
+        if bad:
+            told |= {"ok": False, f"{name} {precision}": bad[0]}
+            continue
+        a, b, c = (state(folder / f"{name}-{precision}-{w}" / f"step-{STEPS}") for w in "abc")
+        told |= {"ok": told["ok"] and a == b == c, f"{name} {precision}": "same bits" if a == b == c else f"runs {'equal' if a == b else 'DIFFER'}, resumed {'equal' if a == c else 'DIFFERS'}"}
+    return told
+
+
+NUMERICS = {
+    "digits": (), "conv_digits": (), "vae": (), "pinn": (), "own_optimizer": (), "char_lm": ("layers=2",), "char_lm f32": ("layers=1", "precision=f32"),
+    "gpt2": ("layers=1", "context=128", "vocabulary=5003", "batch=4"), "gpt2 f32": ("layers=2", "context=129", "vocabulary=513", "d-model=254", "heads=2", "batch=3", "precision=f32"),
+    "potential": ("channels=8", "batch=4"),
+}  # fmt: skip
+
+
+def numerics(seconds: float, folder: Path) -> dict[str, Any]:
+    """`sexpgpu doctor FILE --numerics --device cuda` of every example."""
+    jobs = {}
+    for name, sets in NUMERICS.items():
+        more = [word for text in sets for word in ("--set", text)]
+        jobs[name] = (command("doctor", example(folder, name.split()[0]), "--numerics", "--device", "cuda", "--json", *more), {})
+    found = together(jobs, seconds, 5)
+    told: dict[str, Any] = {"ok": True}
+    for name, done in found.items():
+        try:
+            document = json.loads(done.out)
+        except ValueError:
+            told |= {"ok": False, name: done.trouble()}
+            continue
+        wrong = [f"{f.get('code')} {f.get('message', '')}"[:300] for f in document["findings"]]
+        kernels = [text for text in json.dumps(document).split('"') if "agree with the interpreter" in text]
+        told |= {"ok": told["ok"] and not wrong and bool(kernels), name: wrong or (kernels[:2] or ["nothing compared"])}
+    return told
+
+
+def profile(seconds: float, folder: Path) -> dict[str, Any]:
+    """`sexpgpu profile` of GPT-2 at batch 8 and of digits: the launches' sum beside a replayed step, the ceilings, the longest lines."""
+    jobs = {
+        "gpt2": (command("profile", example(folder, "gpt2"), "--set", "batch=8", "--json"), {}),
+        "digits": (command("profile", example(folder, "digits"), "--json"), {}),
+    }
+    told: dict[str, Any] = {"ok": True}
+    for name, done in together(jobs, seconds, 1).items():
+        if done.code != 0:
+            told |= {"ok": False, name: done.trouble()}
+            continue
+        if OUT is not None:
+            (OUT / f"profile-{name}.json").write_text(done.out)
+        document = json.loads(done.out)
+        peak = document["ceilings"]
+        rows = [f"{100 * x['share']:.1f}% {x['name']} {x['path']} {x['phase']} {100 * x['of_ceiling']:.0f}% {x['bound']}" for x in document["lines"][:8]]
+        told[name] = {
+            "step_ms": round(1e3 * document["step_seconds"], 3), "launch_ms": round(1e3 * document["launch_seconds"], 3), "launches": document["launches"],
+            "copy_tb_s": round(peak["bytes"] / 1e12, 2), "tflop_s": {k: round(v / 1e12) for k, v in peak["operations"].items()}, "lines": rows,
+        }  # fmt: skip
+        told["ok"] = told["ok"] and peak["bytes"] > 1e12 and abs(sum(x["share"] for x in document["lines"]) - 1) < 1e-3
+    return told
+
+
+def large(seconds: float, folder: Path) -> dict[str, Any]:
+    """Tensors of 3.3e9 elements (logits of GPT-2 at batch 64), beside torch on some rows and columns."""
+    import torch
+
+    from sexpgpu.backends.cuda.executable import Bound, Compiled
+    from sexpgpu.ops import build, constant
+
+    rows, columns = 65536, 50304
+    x = build("input", name="x", dtype="bf16", shape=(rows, columns), batch=False)
+    labels = build("input", name="labels", dtype="i32", shape=(rows,), batch=False)
+    wide = build("cast", x, dtype="f32")
+    results = {
+        "loss": build("softmax-cross-entropy", wide, labels), "twice": build("cast", build("*", wide, constant(2.0, "f32")), dtype="bf16"),
+        "columns": build("sum", wide, axis=(0,)), "top": build("reduce-max", wide, axis=(1,)),
+    }  # fmt: skip
+    values = torch.empty(rows, columns, dtype=torch.bfloat16, device="cuda").normal_()
+    chosen = torch.randint(0, columns, (rows,), dtype=torch.int32, device="cuda")
+    into = {n: torch.full(tuple(r.type.shape), float("nan"), dtype=torch.bfloat16 if r.type.dtype == "bf16" else torch.float32, device="cuda") for n, r in results.items()}
+    compiled = Compiled(results, dict.fromkeys(results), "cuda")
+    bound = Bound(compiled, {x: values, labels: chosen}, into, None, lambda what, parts: None)  # type: ignore[arg-type, return-value]
+    bound.launch()
     torch.cuda.synchronize()
-    for number in range(rounds):
-        order = list(sides) if number % 2 == 0 else list(reversed(sides))
-        for name in order:
-            start = time.perf_counter()
-            sides[name](steps)
-            torch.cuda.synchronize()
-            times[name].append((time.perf_counter() - start) * 1e3 / steps)
-    return times
+    some = torch.tensor([0, 1, 42_690, 42_691, 50_000, rows - 1], device="cuda")
+    part = values[some].float()
+    off = {
+        "loss": float((into["loss"].flatten()[some] - torch.nn.functional.cross_entropy(part, chosen[some].long(), reduction="none")).abs().max()),
+        "twice": float((into["twice"][some].float() - 2 * part).abs().max()), "top": float((into["top"].flatten()[some] - part.amax(1)).abs().max()),
+        "columns": max(float((into["columns"].flatten()[c] - values[:, c].double().sum()).abs()) for c in (0, 777, columns - 1)),
+    }  # fmt: skip
+    whole = all(bool(torch.isfinite(t).all()) for n, t in into.items() if n != "twice") and all(bool(torch.isfinite(part).all()) for part in into["twice"].split(8192))
+    fine = whole and off["loss"] < 1e-4 and off["twice"] == 0 and off["top"] == 0 and off["columns"] < 0.05
+    return {"ok": fine, "elements": rows * columns, "every_element_written": whole, "off": off}
 
 
-def summary(times: Sequence[float]) -> dict[str, float]:
-    return {"median": statistics.median(times), "least": min(times), "most": max(times), "blocks": len(times)}
+HOG = """
+import sys, time, torch
+free, _ = torch.cuda.mem_get_info()
+held = torch.empty(free - int(float(sys.argv[1]) * 2**30), dtype=torch.uint8, device="cuda")
+print("held", flush=True)
+time.sleep(600)
+"""
 
 
-def ratios(ours: Sequence[float], theirs: Sequence[float]) -> float:
-    """The median of theirs over ours, block by block: above 1 ours is faster."""
-    return statistics.median(b / a for a, b in zip(ours, theirs, strict=True))
+def mistakes(seconds: float, folder: Path) -> dict[str, Any]:
+    """What the device's own troubles look like: each ends with its code and no traceback."""
+    digits, gpt2 = example(folder, "digits"), example(folder, "gpt2")
+    short = ["--device", "cuda", "--steps", "2", "--eval-every", "0"]
+    jobs: dict[str, tuple[list[str], dict[str, str]]] = {
+        "ordinal": (command("run", digits, *short), {"SEXPGPU_DEVICES": "7"}),
+        "hidden": (command("run", digits, *short), {"CUDA_VISIBLE_DEVICES": ""}),
+        "cache": (command("run", digits, *short), {"XDG_CACHE_HOME": "/dev/null/cache", "TRITON_CACHE_DIR": ""}),
+        "memory": (command("run", gpt2, *short), {"SEXPGPU_MEMORY": "8"}),
+    }
+    expected = {"ordinal": (2, "E-DEV-004"), "hidden": (2, "E-DEV-002"), "cache": (0, "E-DEV-007"), "memory": (2, "E-MEM-002")}
+    found = together(jobs, seconds * 0.5)
+    hog = subprocess.Popen([sys.executable, "-c", HOG, "3"], stdout=subprocess.PIPE, text=True)
+    try:
+        assert hog.stdout is not None
+        if hog.stdout.readline().strip() == "held":
+            found |= together({
+                "neighbour": (command("run", gpt2, *short), {}), "run time": (command("run", gpt2, *short), {"SEXPGPU_MEMORY": "130"}),
+            }, seconds * 0.5, 1)  # fmt: skip
+            expected |= {"neighbour": (2, "E-MEM"), "run time": (3, "E-MEM-003")}
+    finally:
+        hog.kill()
+        hog.wait()
+    told: dict[str, Any] = {"ok": "run time" in found}
+    for name, done in found.items():
+        code, text = expected[name]
+        fine = done.code == code and text in done.err and "Traceback" not in done.err
+        told |= {"ok": told["ok"] and fine, name: text if fine else done.trouble()}
+        if name == "run time" and fine:
+            told["who_else"] = [line.strip()[:120] for line in done.err.splitlines() if "process " in line][:2]
+    return told
+
+
+def script(*words: str) -> Callable[[float, Path], dict[str, Any]]:
+    """Another script of this folder, whose lines pass through."""
+
+    def work(seconds: float, folder: Path) -> dict[str, Any]:
+        process = subprocess.Popen([sys.executable, str(ROOT / "benchmarks" / words[0]), *words[1:]], env={**os.environ, "PYTHONPATH": str(ROOT)})
+        try:
+            code = process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            return {"ok": False, "error": f"over {seconds:.0f} s"}
+        return {"ok": code == 0, "lines": "above"}
+
+    return work
+
+
+#: name -> (what it does, seconds that it may take)
+PARTS: dict[str, tuple[Callable[[float, Path], dict[str, Any]], float]] = {
+    "ops": (ops, 150),
+    "follow": (follow, 90),
+    "repeat": (repeat, 150),
+    "numerics": (numerics, 180),
+    "profile": (profile, 90),
+    "large": (large, 60),
+    "mistakes": (mistakes, 100),
+    "kernels": (script("kernels.py"), 60),
+    "small": (script("small.py"), 150),
+    "gpt2-32": (script("gpt2.py", "--batch", "32", "--both-modes", "--loss"), 210),
+    "gpt2-64": (script("gpt2.py", "--batch", "64", "--both-modes", "--profile"), 210),
+    "starts": (script("compile_time.py"), 240),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--part", default="", help="names with commas, in the order in which they run; none is all")
+    parser.add_argument("--list", action="store_true", help="the parts and their limits in seconds")
+    parser.add_argument("--budget", type=float, default=570, help="seconds in all; a part that would begin after them is left out")
+    given = parser.parse_args()
+    if given.list:
+        for name, (_, seconds) in PARTS.items():
+            print(f"{name:10} {seconds:4.0f} s")
+        return
+    end, table = time.monotonic() + given.budget, []
+    for name in [n for n in given.part.split(",") if n] or list(PARTS):
+        work, limit = PARTS[name]
+        start = time.monotonic()
+        left = min(limit, end - start)
+        if left < 5:
+            found: dict[str, Any] = {"ok": False, "error": "no time was left"}
+        else:
+            with tempfile.TemporaryDirectory() as folder:
+                try:
+                    found = work(left, Path(folder))
+                except Exception as error:
+                    import traceback
+
+                    found = {"ok": False, "error": f"{type(error).__name__}: {error}"[:400], "trace": last_lines(traceback.format_exc(), 6)}
+        row = {"seconds": round(time.monotonic() - start, 1), **found}
+        say(f"part {name}", **row)
+        table.append((name, row))
+    for name, row in table:
+        rest = "  ".join(f"{k}={v}" for k, v in row.items() if k not in ("ok", "seconds", "lines", "trace") and len(str(v)) < 90)
+        print(f"{'ok    ' if row['ok'] else 'FAILED'} {name:10} {row['seconds']:6.1f} s  {rest}"[:240], flush=True)
+    sys.exit(0 if all(row["ok"] for _, row in table) else 1)
+
+
+if __name__ == "__main__":
+    main()

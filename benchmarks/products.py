@@ -11,7 +11,6 @@ are algorithms by their configuration, in the library's order. `burst`: ten call
 from __future__ import annotations
 
 import argparse
-import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -181,7 +180,7 @@ def replay(graph: torch.cuda.CUDAGraph) -> float:
     return start.elapsed_time(stop)
 
 
-def sustained(way: Callable[[], None], one: float, calls: int = 10) -> float:
+def sustained(way: Callable[[], None], one: float) -> float:
     """ms a call over the second half of a block under load; `one`: about a call's ms."""
     torch.cuda.synchronize()
     count = max(4, int(LOADED * 1e3 / max(one, 0.01)))
@@ -303,8 +302,7 @@ def main() -> None:
         except Exception as error:  # noqa: BLE001 - one part's failure shall not cost the others
             say(name, failed=f"{type(error).__name__}: {error}"[:400])
         torch.cuda.synchronize()
-    totals: list[float] = [time.perf_counter() - begin]
-    say("products", seconds=statistics.fsum(totals), library=cublaslt.library().version, device=torch.cuda.get_device_name())
+    say("products", seconds=time.perf_counter() - begin, library=cublaslt.library().version, device=torch.cuda.get_device_name())
 
 
 SIDE: torch.cuda.Stream

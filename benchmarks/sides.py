@@ -20,9 +20,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT)]
-
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -34,6 +31,7 @@ from sexpgpu.backends.cuda.program import CudaProgram
 from sexpgpu.backends.interpreter.dtypes import TORCH
 from sexpgpu.compiler import Selection, load
 
+ROOT = Path(__file__).resolve().parents[1]
 Batch = dict[str, np.ndarray]
 Answers = Mapping[str, Callable[..., dict[str, Any]]]
 
@@ -148,9 +146,13 @@ def timed(steps: Callable[[int], Any], count: int) -> dict[str, Any]:
 
 
 def launches(work: Callable[[], Any], steps: int, most: int = 8) -> dict[str, Any]:
-    """What the device did in `work`, `steps` steps: kernels, copies and fills a step, their time, and the longest by name."""
+    """What the device did in `work`, `steps` steps: kernels, copies and fills a step, their time, and the longest by name. Nothing of it
+    where there is no device."""
     from torch.profiler import ProfilerActivity, profile
 
+    if not torch.cuda.is_available():
+        work()
+        return {"nodes": 0, "device_us": 0.0, "top": []}
     synchronize()
     with profile(activities=[ProfilerActivity.CUDA]) as seen:
         work()

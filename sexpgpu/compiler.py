@@ -88,8 +88,11 @@ def stages(loaded: Loaded, run: Run, device: str = "cpu", ranks: int = 1) -> Sta
     )
 
 
-def step_graphs(staged: Stages) -> Any:
-    """What decides whether a step is finite, with origins kept through every pass, for a replay op by op."""
+def step_graphs(staged: Stages, capacity: tuple[int, int, int] | None = None) -> Any:
+    """What decides whether a step is finite, with origins kept through every pass, for a replay op by op. capacity: of the step's
+    packed batch."""
+    if capacity is not None and capacity != staged.run.data.capacity:
+        staged = staged.at(capacity)
     traced, run = staged.traced, staged.run
 
     def placed(results: dict[str, Node], *names: str) -> dict[str, Node]:

@@ -135,9 +135,9 @@ VARIABLES: tuple[Variable, ...] = (
         "gib",
         "GiB of free device memory that the memory plan assumes",
         None,
-        default_text="the device's own",
+        default_text="the device's own; on the CPU none",
     ),
-    Variable("SEXPGPU_EXPLAIN", "explain", "`kernels` lists every launch of each graph"),
+    Variable("SEXPGPU_EXPLAIN", "explain", "`kernels` lists every launch of each graph, or on the CPU every call"),
     *_aws("SEXPGPU_DATA_", "of the data role"),
     *_aws("SEXPGPU_CHECKPOINT_", "of the checkpoint role"),
     *_aws("SEXPGPU_", "shared by both roles"),
@@ -207,7 +207,7 @@ VARIABLES: tuple[Variable, ...] = (
     ),
     Variable("PYTORCH_ALLOC_CONF", "text", "the allocator's newer name; set, it keeps us from setting the older one"),
     Variable(
-        "OMP_NUM_THREADS", "text", "CPU threads", None, default_text="by a rule, or as the resumed checkpoint says"
+        "OMP_NUM_THREADS", "threads", "CPU threads", None, default_text="by a rule, or as the resumed checkpoint says"
     ),
     Variable("OMP_WAIT_POLICY", "text", "what idle CPU threads do", None, default_text="passive, set by us"),
     Variable("XDG_CACHE_HOME", "path", "the user's cache folder", None, default_text="~/.cache"),
@@ -344,6 +344,14 @@ def _gib(text: str) -> float:
     return float(text)
 
 
+def _threads(text: str) -> str:
+    """OpenMP's own form: a count, or several by comma, of which the first is ours."""
+    try:
+        return ",".join(str(positive(part.strip())) for part in text.split(","))
+    except ValueError:
+        raise ValueError("a positive whole number in decimal digits") from None
+
+
 def _slug(text: str) -> str:
     if not re.match(r"[A-Za-z0-9._-]{1,120}\Z", text):
         raise ValueError("at most 120 letters, digits, `.`, `_` and `-`")
@@ -418,6 +426,7 @@ KINDS: Mapping[str, Callable[[str], Any]] = MappingProxyType(
         "secret": Secret,
         "gib": _gib,
         "explain": _choice("kernels"),
+        "threads": _threads,
         "scatter": _choice("csr", "edge"),
         "split": _choice("fused", "full"),
         "count": lambda text: max(1, int(text)) if DIGITS.match(text) else 1,
@@ -618,10 +627,6 @@ def not_yet(settings: Settings) -> list[Diagnostic]:
             "leave it out, or set SEXPGPU_NODES",
             "E-ENV-003",
         )
-    if settings.memory is not None and settings.device == "cpu":
-        refuse("memory", "sets the memory plan's budget, and there is no plan on the CPU", "leave it out, or add --device cuda")
-    if settings.explain is not None and settings.device == "cpu":
-        refuse("explain", "asks for kernels, and the CPU interpreter has none", "leave it out, or add --device cuda")
     if settings.syvain_metrics_api_key is None and any(
         t.partition(":")[0] == "syvain" for t in split_targets(settings.metrics or "")
     ):

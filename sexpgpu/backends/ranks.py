@@ -35,7 +35,8 @@ class Team(Protocol):
         """In place: rank `root`'s values."""
 
     def part_(self, part: Any, owner: int | None = None) -> None:
-        """In place: the sum over ranks of a part of a vector of gradients, as `gradients_` makes it. With `owner` on that rank alone."""
+        """In place: the sum over ranks of a part of a vector of gradients, as `gradients_` makes it. With `owner` on that rank
+        alone; elsewhere it may change, but what every rank has as 0 stays so."""
 
     def join_(self, vector: Any) -> None:
         """In place: every rank's share of a vector of which each has its own."""
@@ -47,7 +48,10 @@ class Team(Protocol):
         """Rank 0's text."""
 
     def waiting(self, what: str) -> AbstractContextManager[None]:
-        """Around a wait of the host for what the other ranks have a part in."""
+        """Around a wait of the host for the device, which does its own work and waits for the other ranks."""
+
+    def waited(self, seconds: float) -> None:
+        """So long the device waited for them."""
 
 
 class Alone:
@@ -82,6 +86,8 @@ class Alone:
 
     def waiting(self, what: str) -> AbstractContextManager[None]:
         return nullcontext()
+
+    def waited(self, seconds: float) -> None: ...
 
 
 class Assumed(Alone):

@@ -21,6 +21,8 @@ STAGES = {
     "search": "sexpgpu.run.autopsy.search:search",
     "describe": "sexpgpu.run.autopsy.examine:describe",
     "bind": "sexpgpu.run.bind:bind",
+    "measured": "sexpgpu.run.measure:measured",
+    "capacity": "sexpgpu.backends.interpreter.program:capacity_of",
     "grant": "sexpgpu.run.storage:grant",
 }
 
@@ -46,15 +48,15 @@ def command(folder: str, data_folder: str | None) -> int:
     found, compiler = stage("read")(Path(folder)), stage("compiler")
     facts = found.facts
     loaded = compiler.load(str(found.program), selection(settings, facts.variant, facts.sets))
-    run = compiler.choose_run(loaded.experiment, facts.run)
+    run = stage("measured")(_from(compiler.choose_run(loaded.experiment, facts.run), data_folder or facts.folder), output.say)
     traced = compiler.train_graph(loaded, run)
-    chosen = plan(loaded, _from(run, data_folder or facts.folder), traced, 1, settings, facts.sets)
+    chosen = plan(loaded, run, traced, 1, settings, facts.sets)
     if chosen.ir_hash != facts.ir_hash:
         output.say(f"the graph is another than that of the failed run (hash {chosen.ir_hash[:12]}, was {facts.ir_hash[:12]}): the library differs")
-    graphs = compiler.step_graphs(compiler.stages(loaded, run))
-    _fit(found, graphs.traced)
+    _fit(found, traced)
     feed = stage("bind")(chosen.run, chosen.bounds, output.say).feeds.train if found.batch is None else None
     batch = feed.batch(facts.step - 1) if feed is not None else found.batch
+    graphs = chosen.step_graphs(stage("capacity")(batch, run.accumulate) if run.data.source.structures else None)
     finding = stage("search")(graphs, found.state, facts.step - 1, batch)
     if finding is None:
         output.show(f"step {facts.step} is finite here")

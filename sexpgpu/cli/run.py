@@ -241,7 +241,7 @@ def plan(loaded: Any, run: Any, traced: Any, count: int, settings: Settings, set
         versions=compiler.versions(),
         several_runs=len(loaded.experiment.runs) > 1,
         bounds=tuple(stage("bound")(*bound) for bound in compiler.label_bounds(traced)),
-        step_graphs=lambda: compiler.step_graphs(compiler.stages(loaded, run)),
+        step_graphs=lambda capacity=None: compiler.step_graphs(compiler.stages(loaded, run), capacity),
         selection={"variant": loaded.experiment.variant, "sets": sets},
     )
 

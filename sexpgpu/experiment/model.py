@@ -215,6 +215,7 @@ class Run:
     keep_best: KeepBest | None = None
     init: Init | None = None  # weights to start from
     shard: bool = False  # optimizer state is divided over ranks
+    remat: bool | tuple[str, ...] = False  # layers whose values the backward pass makes again: all outer ones, or of these names
     span: Span | None = None
     statistics: dict[str, Any] = field(default_factory=dict)  # source/name -> a number, or one an element, from a scan
 

@@ -44,10 +44,11 @@ class Memory:
     batch: int  # the fields of a micro-batch
     step: int  # activations and temporaries at the peak
     largest: tuple[Large, ...]
+    evaluations: Mapping[str, int] = field(default_factory=dict)  # of each, its batch and the most it holds
 
     @property
     def peak(self) -> int:
-        return sum(self.kept.values()) + self.batch + self.step
+        return sum(self.kept.values()) + max(self.batch + self.step, *self.evaluations.values(), 0)
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ class RunReport:
     text: str
     memory: Memory
     estimate: Estimate
-    fits: str = ""  # where a budget was given
+    fits: Any = None  # where a budget was given: `explain.memory.Fits`
     taps: tuple[str, ...] = ()
     warnings: tuple[Any, ...] = ()
     ranks: Ranks | None = None  # where several were assumed; memory is then one device's

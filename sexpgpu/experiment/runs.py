@@ -11,7 +11,7 @@ from sexpgpu.experiment.model import DataSource, Eval, Init, KeepBest, Metric, R
 from sexpgpu.experiment.optimizers import ByPath, Optimizer
 from sexpgpu.experiment.schema import Given, Key, datum, parse_keys, value_of
 from sexpgpu.forms import Form, Keyword, ListForm, Symbol
-from sexpgpu.lisp.values import Callable
+from sexpgpu.lisp.values import Callable, plain
 
 PRECISIONS = ("f32", "tf32", "bf16", "f64")
 #: names of a train record that a user's metric may not take (contracts.md, "A run")
@@ -34,7 +34,7 @@ RUN_KEYS = {
     "diagnostics": Key("names", "globs of taps", (), evaluated=False),
     "metrics": Key("form", "((name function) …) of a training batch", evaluated=False),
     "ema": Key("number", "decay of averaged weights, at least 0 and below 1", minimum=0),
-    "remat": Key("any", "layers recomputed in the backward pass", later=True),
+    "remat": Key("any", "layers whose values the backward pass computes again: true, false or (name …)", evaluated=False),
     "shard": Key("symbol", "optimizer: its state is divided over the ranks", evaluated=False),
     "keep-best": Key("names", "the best checkpoint by a metric: (eval metric), or (eval metric max)", evaluated=False),
     "frozen": Key("names", "globs of parameters that are not trained", (), evaluated=False),
@@ -142,6 +142,7 @@ def read_run(ev: Any, form: ListForm, env: Any, sources: dict[str, DataSource], 
         keep_best=_keep_best(ev, given["keep-best"], chosen) if "keep-best" in given else None,
         init=_init(ev, given["init"].form, env, data.source.folder) if "init" in given else None,
         shard=_shard(ev, given["shard"]) if "shard" in given else False,
+        remat=_remat(ev, given["remat"], env) if "remat" in given else False,
         span=form.span,
     )
 
@@ -151,6 +152,19 @@ def _shard(ev: Any, given: Given) -> bool:
         raise ev.error("E-EVAL-103", f"defrun: there is nothing `{given.value}` to divide over ranks", given.form,
                        help=suggestion(str(given.value), ("optimizer",), "values of :shard"))
     return True
+
+
+def _remat(ev: Any, given: Given, env: Any) -> bool | tuple[str, ...]:
+    """true, false, or names of layers; a symbol is a variable that says so."""
+    value = plain(ev.eval(given.form, env)) if isinstance(given.form, Symbol) else given.value
+    if isinstance(value, bool):
+        return value
+    if value == ():
+        return False
+    names = tuple(v.name if isinstance(v, Symbol) else v for v in value) if isinstance(value, tuple) else ()
+    if not names or not all(isinstance(name, str) for name in names):
+        raise ev.error("E-EVAL-103", ":remat is true, false or a list of layer names", given.form, help="for example :remat (block)")
+    return names
 
 
 def _keep_best(ev: Any, given: Given, evals: tuple[Eval, ...]) -> KeepBest:

@@ -5,20 +5,18 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from importlib import import_module
 from pathlib import Path
 
+from sexpgpu.backends.leaves import schema
 from sexpgpu.compiler import train_graph, trajectory, versions
 from sexpgpu.diagnostics import fail
 from sexpgpu.experiment.load import Selection, choose_run, load
-from sexpgpu.experiment.traced import TracedRun
 from sexpgpu.run.checkpoints.compare import Comparison, Identity, Schema, compare
 from sexpgpu.run.checkpoints.find import absolute, at_path
+from sexpgpu.run.checkpoints.header import saved_schema
 from sexpgpu.run.checkpoints.manifest import Manifest
 from sexpgpu.run.plain import plain_knobs
 
-#: (checkpoint) -> its tensors; brings torch, so only a comparison with a checkpoint needs it
-SAVED_SCHEMA = "sexpgpu.run.checkpoints.store:saved_schema"
 #: parts of a trajectory that come from content, which is not opened here
 _CONTENT = ("data ", "init")
 
@@ -57,20 +55,10 @@ def of_file(name: str, file: str, run: str | None, selection: Selection) -> Side
     return Side(name, manifest, schema(traced, chosen.precision))
 
 
-def schema(traced: TracedRun, precision: str) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """The tensors of a checkpoint of this run: name -> (dtype, shape)."""
-    retyped = {"f32": "f64"} if precision == "f64" else {}
-    found = {f"param/{n}": (s.dtype, s.shape) for n, s in traced.params.items()} | {f"state/{n}": (s.dtype, s.shape) for n, s in traced.states.items()}
-    found |= {f"opt/{n}": (s.leaf.type.dtype, s.leaf.type.shape) for n, s in traced.slots.items()}
-    found |= {f"ema/{n}": (leaf.type.dtype, leaf.type.shape) for n, leaf in traced.averages.items()}
-    return {name: (retyped.get(dtype, dtype), shape) for name, (dtype, shape) in found.items()}
-
-
 def of_checkpoint(path: str) -> Side:
     """The side of a checkpoint's folder or URL."""
     found = at_path(absolute(path))
-    module, name = SAVED_SCHEMA.split(":")
-    return Side(path, found.manifest, getattr(import_module(module), name)(found), True)
+    return Side(path, found.manifest, saved_schema(found), True)
 
 
 def side(text: str, run: str | None, selection: Selection) -> Side:

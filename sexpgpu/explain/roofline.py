@@ -14,7 +14,7 @@ from sexpgpu.explain.lowering import Lowered
 from sexpgpu.ir import Node
 from sexpgpu.ops import table
 from sexpgpu.passes.schedule.fuse import PERSISTENT, REDUCTIONS, Call, Kernel, Launch
-from sexpgpu.passes.schedule.views import CHOOSING
+from sexpgpu.passes.schedule.views import CHOOSING, data
 
 #: calls that are one matrix product, whatever stands behind it
 PRODUCTS = ("matmul", "convolve", "equivariant-linear", "einsum")
@@ -162,7 +162,7 @@ def values_inside(launch: Kernel) -> list[Node]:
         if node in seen or node in outside or (not node.inputs and node.op != "iota"):
             continue
         seen.add(node)
-        stack += node.inputs
+        stack += data(node)
         if kinds[node.op].lowering.kind != "view" or node.op in CHOOSING:
             found.append(node)
     return found

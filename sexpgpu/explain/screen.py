@@ -99,8 +99,8 @@ def _run(run: Run, traced: RunReport) -> list[str]:
     ]
     if traced.ranks is not None:
         facts.append(("ranks", _ranks(run, traced.ranks)))
-    if traced.fits:
-        facts.append(("budget", traced.fits))
+    if traced.fits is not None:
+        facts.append(("budget", traced.fits.line()))
     if run.clip_norm is not None:
         facts.append(("clip norm", str(run.clip_norm)))
     if run.ema is not None:
@@ -124,7 +124,9 @@ def _run(run: Run, traced: RunReport) -> list[str]:
 def _memory(traced: RunReport) -> str:
     held = traced.memory
     parts = [*((kind, n) for kind, n in held.kept.items()), ("batch", held.batch), ("step", held.step)]
-    return f"{size(held.peak)} at the peak: " + ", ".join(f"{kind} {size(n)}" for kind, n in parts if n)
+    evaluation = max(held.evaluations, key=lambda name: held.evaluations[name], default="")
+    more = f"; eval {evaluation} takes more than a step: {size(held.evaluations[evaluation])}" if evaluation and held.evaluations[evaluation] > held.batch + held.step else ""
+    return f"{size(held.peak)} at the peak: " + ", ".join(f"{kind} {size(n)}" for kind, n in parts if n) + more
 
 
 def _ranks(run: Run, found: Ranks) -> str:
@@ -280,7 +282,7 @@ def _run_document(run: Run, r: RunReport) -> dict[str, Any]:
         "data": run.data.source.name, "loss": run.loss.name, "evals": [e.name for e in run.evals], "parameters": rows,
         "values": sum(p.count for p in r.parameters if not p.state), "flops": r.flops, "bytes_moved": r.moved, "nodes": r.nodes, "hash": r.hash,
         "memory": plain(asdict(r.memory)) | {"peak": r.memory.peak}, "estimate": plain(asdict(r.estimate)), "taps": list(r.taps),
-        **({"budget": r.fits} if r.fits else {}), **({"ranks": plain(asdict(r.ranks))} if r.ranks is not None else {}),
+        **({"budget": r.fits.document()} if r.fits is not None else {}), **({"ranks": plain(asdict(r.ranks))} if r.ranks is not None else {}),
     }  # fmt: skip
 
 

@@ -29,7 +29,7 @@ from sexpgpu.passes.precision import apply_precision
 from sexpgpu.passes.simplify import simplify
 from sexpgpu.run.checkpoints.find import absolute, at_path
 from sexpgpu.run.checkpoints.store import load as load_state
-from sexpgpu.run.checkpoints.store import saved_schema
+from sexpgpu.run.checkpoints.header import saved_schema
 from sexpgpu.run.data.extxyz import edges_of
 from sexpgpu.run.data.structures import Capacity, Structures, pack
 from sexpgpu.run.measure import remembered, unmeasured
@@ -167,13 +167,14 @@ class Potential:
         return self.capacity
 
     def _compiled(self) -> Any:
-        graph = self._graph()
+        graph = self.graph(self.capacity)
         if self.place is None:
             return Compiled(graph)
         return import_module(ON_DEVICE).OnDevice(graph, self.known, self.place, self.traced.origins, self.dtype)
 
-    def _graph(self) -> dict[str, Node]:
-        rows = dict(zip(("structures", "atoms", "edges"), self.capacity, strict=True))
+    def graph(self, capacity: Capacity) -> dict[str, Node]:
+        """The function's results over the fields of a packed batch of this capacity, ready for a backend."""
+        rows = dict(zip(("structures", "atoms", "edges"), capacity, strict=True))
         args = []
         for name in self.function.parameters.required:
             dtype, shape, of = GRAPH_FIELDS[name]
@@ -182,5 +183,6 @@ class Potential:
         if not isinstance(value, tuple) or len(value) not in (2, 3) or not all(isinstance(v, Tensor) for v in value):
             fail("E-RUN-055", f"`{self.function.name}` must return (list energy forces) or (list energy forces stress)", self.function.span)
         results = {name: v.node for name, v in zip(RESULTS, value, strict=False)}
-        return simplify(apply_precision(expand_gradients(results, self.traced.origins), self.precision))
+        expanded = expand_gradients(results, self.traced.origins)
+        return simplify(apply_precision(expanded, self.precision, self.traced.origins), self.traced.origins)
 

@@ -22,7 +22,7 @@ from sexpgpu.python.module import dtype_of
 from sexpgpu.run.checkpoints.compare import Identity, Schema, compare, type_text
 from sexpgpu.run.checkpoints.export import weights
 from sexpgpu.run.checkpoints.find import Found, absolute, at_path, whole
-from sexpgpu.run.checkpoints.store import saved_schema
+from sexpgpu.run.checkpoints.header import saved_schema
 from sexpgpu.run.initial import COMPONENT, open_weights
 from sexpgpu.run.measure import remembered
 from sexpgpu.run.plain import plain_knobs

@@ -25,6 +25,11 @@ class BoundData:
     capacities: dict[str, Any] = field(default_factory=dict)  # of packed training batches, by source
     whole: Callable[[], Feed] | None = None  # the whole batches, where `feeds` gives one rank's
 
+    @property
+    def waits(self) -> bool:
+        """Whether a batch may have to wait for a shard that is still being read."""
+        return any(hasattr(dataset, "index") for dataset in self.datasets.values())
+
     def close(self) -> None:
         """Ends the reading of what nobody waits for any more."""
         close(self.datasets)

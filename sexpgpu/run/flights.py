@@ -12,9 +12,10 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from sexpgpu.diagnostics import SexpError
 from sexpgpu.experiment.model import Run
 from sexpgpu.run.data.feed import Feed, fill
 from sexpgpu.run.program import Flying, Program, StepResult
@@ -81,7 +82,10 @@ class Flights:
     def collect(self) -> list[Made]:
         """The steps of the oldest launch, up to the first that is not finite; waits for them."""
         launch = self._air.popleft()
-        results = [launch.flight] if self._flying is None else self._flying.collect(launch.flight)
+        try:
+            results = [launch.flight] if self._flying is None else self._flying.collect(launch.flight)
+        except SexpError as error:
+            raise _at(error, launch.at, len(launch.logged)) from None
         now = self._clock()
         each, self._mark = (now - self._mark) / len(launch.logged), now
         if self._times is not None:
@@ -122,7 +126,11 @@ class Flights:
         if self._flying is None:
             flight: Any = self._program.step(self._feed.batch(at), logged[0])
         else:
-            flight = self._flying.launch(self._batches(at, count), logged)
+            batches = self._batches(at, count)
+            try:
+                flight = self._flying.launch(batches, logged)
+            except SexpError as error:
+                raise _at(error, at, count) from None
         self._air.append(_Launch(at, logged, flight))
         self.sent += count
         if self._loader is not None and self.sent < self._stop and self._count(self.sent) > 1:
@@ -146,6 +154,13 @@ class Flights:
         chosen = together(step, self._cadences, self._run.log_every if self._flying.apart else None, self._stop - self.sent)
         if chosen > 1 and self._flying.room(chosen) is not None:
             self.together, self._loader = chosen, Loader(self._feed, self._flying.room)
+
+
+def _at(error: SexpError, at: int, count: int) -> SexpError:
+    """A mistake of a launch, with the steps that it was of."""
+    steps = f"step {at + 1}" if count == 1 else f"steps {at + 1} … {at + count}"
+    d = error.diagnostic
+    return SexpError(replace(d, notes=(*d.notes, f"{steps} of the run {'was' if count == 1 else 'were'} under way; {at} updates were made before")))
 
 
 def together(seconds: float, cadences: set[int], log_every: int | None, left: int) -> int:

@@ -49,7 +49,7 @@ class RunPlan:
     several_runs: bool = False
     bounds: tuple[FieldBound, ...] = ()
     kernels: Mapping[str, Any] = field(default_factory=dict)
-    step_graphs: Callable[[], Any] | None = None  # `backends.interpreter.replay.StepGraphs`, for an autopsy
+    step_graphs: Callable[..., Any] | None = None  # (capacity of a packed batch, or None) -> `backends.interpreter.replay.StepGraphs`
     selection: Mapping[str, Any] = field(default_factory=dict)  # variant and sets, as the command line gave them
     team: Any = None  # `ranks.team.Team` of a run of several ranks
 

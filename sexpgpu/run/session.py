@@ -20,7 +20,8 @@ from sexpgpu.run.bind import BoundData, bind
 from sexpgpu.run.checkpoints.compare import Comparison, Identity, compare, refuse, same_trajectory
 from sexpgpu.run.checkpoints.find import Choice, Wanted, absolute, choose, last_stamp, moved_on, refuse_taken
 from sexpgpu.run.checkpoints.manifest import Manifest, trajectory_hash
-from sexpgpu.run.checkpoints.store import Store, load, saved_schema
+from sexpgpu.run.checkpoints.header import saved_schema
+from sexpgpu.run.checkpoints.store import Store, load
 from sexpgpu.run.checkpoints.tensors import HostCopy
 from sexpgpu.run.checkpoints.writer import Cancel, Writer
 from sexpgpu.run.data.feed import Feed
@@ -287,6 +288,8 @@ class _Session:
                     program.share(program.state(), 0)
             return Comparison()
         found = choice.found
+        if (take := getattr(program, "take_kernels", None)) is not None:  # a device's, before anything is measured
+            take(found.manifest.kernels)
         comparison = compare(found.manifest, self._identity(program, trajectory), saved_schema(found), program.schema())
         refuse(comparison, found.folder, self.options.accept)
         if self.plan.team is not None:
@@ -300,7 +303,7 @@ class _Session:
         plan, team = self.plan, self.plan.team
         if team is None:
             return bind(plan.run, plan.bounds, self.note, self._first(choice), self.signals.stopping)
-        return bind(plan.run, plan.bounds, self.note, self._first(choice), rank=team.place.rank, ranks=plan.ranks)
+        return bind(plan.run, plan.bounds, self.note, self._first(choice), self.signals.stopping, team.place.rank, plan.ranks)
 
     def _meet(self, choice: Choice, shared: bool) -> None:
         """Lets the other ranks know where the run begins and what it keeps. `shared`: they are to take this rank's state."""
@@ -352,7 +355,7 @@ class _Session:
             owed = tuple(choice.found.manifest.owed)
             durable = None if choice.fork or self.store is None else first
         code, team = 0, self.plan.team
-        feeds, controls, best = (data.feeds, self.signals, self.best) if team is None else (team.feeds(data.feeds), team.controls(self.signals), team.best(self.best))
+        feeds, controls, best = (data.feeds, self.signals, self.best) if team is None else (team.feeds(data.feeds, data.waits), team.controls(self.signals), team.best(self.best))
         for event in train(self.program, self.plan.run, feeds, first, self.plan.run.steps, controls=controls,
                            saver=self.writer, durable_step=durable, best=best, owed=owed, autopsy=self._autopsy):
             self.emit(event)
@@ -376,7 +379,7 @@ class _Session:
             run_id=self.run_id, slug=self.slug, run=plan.run.name, step=step, cursor={"epoch": epoch, "index": index},
             seed=plan.run.seed, knobs=plain_knobs(plan.experiment.knobs), ir_hash=plan.ir_hash, program=self._texts(),
             data=data.digests(), versions=dict(plan.versions), device=program.device, ranks=plan.ranks, threads=program.threads,
-            kernels=dict(plan.kernels), trajectory=trajectory, trajectory_hash=trajectory_hash(trajectory), digest="",
+            kernels={**plan.kernels, **_choices(program)}, trajectory=trajectory, trajectory_hash=trajectory_hash(trajectory), digest="",
             health="healthy", files=[], parent=self.parent, steps=plan.run.steps,
             best=self.best.record() if self.best is not None else None, owed=list(owed), accepted=self.accepted,
             shard=self._shard())
@@ -492,6 +495,12 @@ class _Session:
             if thing is not None:
                 with contextlib.suppress(OSError):
                     thing.close()
+
+
+def _choices(program: Program) -> dict[str, Any]:
+    """What the program measured and chose, where it does."""
+    found = getattr(program, "kernels", None)
+    return dict(found()) if found is not None else {}
 
 
 def _after_start(error: SexpError) -> SexpError:

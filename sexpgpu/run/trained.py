@@ -10,7 +10,8 @@ from typing import Any
 from sexpgpu.run.bind import BoundData, bind
 from sexpgpu.run.checkpoints.compare import Comparison, Identity, compare, refuse
 from sexpgpu.run.checkpoints.find import Found
-from sexpgpu.run.checkpoints.store import load, saved_schema
+from sexpgpu.run.checkpoints.header import saved_schema
+from sexpgpu.run.checkpoints.store import load
 from sexpgpu.run.events import EvalDone
 from sexpgpu.run.initial import component
 from sexpgpu.run.loop import evaluate

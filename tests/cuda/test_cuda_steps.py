@@ -8,7 +8,7 @@ from support_cuda import interpreted
 pytest.importorskip("triton")
 
 CASES = (
-    "digits", "digits-parts", "digits-f64", "char-lm", "char-lm-parts", "char-lm-bf16", "conv-digits", "vae", "pinn", "own-optimizer",
+    "digits", "digits-parts", "digits-f64", "char-lm", "char-lm-parts", "char-lm-bf16", "gpt2-bf16", "conv-digits", "vae", "pinn", "own-optimizer",
     "batch-norm", "batch-norm-parts", "muon", "counted", "index",
 )  # fmt: skip
 

@@ -31,7 +31,8 @@ from sexpgpu.cli import main
 from sexpgpu.diagnostics import SexpError, render
 from sexpgpu.experiment.model import DataSource, Field, Init
 from sexpgpu.run.checkpoints.find import at_path
-from sexpgpu.run.checkpoints.store import load, saved_schema
+from sexpgpu.run.checkpoints.header import saved_schema
+from sexpgpu.run.checkpoints.store import load
 from sexpgpu.run.data import open_source
 from sexpgpu.run.initial import open_weights
 

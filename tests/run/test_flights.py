@@ -241,6 +241,29 @@ def test_bad_data_are_told_after_the_steps_before_them(tmp_path):
     assert error.value.diagnostic.code == "E-RUN-001" and program.count == 48
 
 
+@pytest.mark.parametrize("where", ["launch", "collect"])
+def test_a_failure_of_the_device_names_its_steps(tmp_path, where):
+    class Fails(FlyingProgram):
+        def launch(self, batches, logged):
+            self._fail("launch", batches)
+            return super().launch(batches, logged)
+
+        def collect(self, flight):
+            self._fail("collect", flight.results)
+            return super().collect(flight)
+
+        def _fail(self, at, steps):
+            if at == where and self.count >= 50 and len(steps) == 10:
+                fail("E-MEM-003", "the device has no memory left", exit_code=3)
+
+    out, program = [], Fails(seconds=1e-4)
+    with pytest.raises(SexpError) as error:
+        events(tmp_path, program, out=out, stop=400, every=0, checkpoint_every=0)
+    first = of(StepDone, out)[-1].step + 1
+    assert error.value.diagnostic.code == "E-MEM-003" and first % 10 == 1
+    assert error.value.diagnostic.notes == (f"steps {first} … {first + 9} of the run were under way; {first - 1} updates were made before",)
+
+
 class Clock:
     """One second passes at each look."""
 

@@ -152,8 +152,8 @@ def workspace(device: torch.device) -> torch.Tensor:
 
 @cache
 def warn(why: str) -> None:
-    """W-DEV-001, once a process and reason."""
-    sys.stderr.write(render(note_warning("W-DEV-001", f"cuBLASLt is not used for matrix products: {printable(why)}",
+    """E-DEV-012, once a process and reason."""
+    sys.stderr.write(render(note_warning("E-DEV-012", f"cuBLASLt is not used for matrix products: {printable(why)}",
                                          notes=("torch computes them, and what follows them takes passes of its own",))) + "\n")
 
 
@@ -239,29 +239,36 @@ def measure(product: Product, candidates: Sequence[Candidate], apart: Callable[[
     space = workspace(outputs[0].device)
     ways: dict[str, Callable[[], None]] = {APART: apart}
     ways |= {c.name: lambda c=c: product.run(c, space) for c in candidates}  # type: ignore[misc]
-    added = product.tensors[2] is outputs[0]
-    before = outputs[0].clone() if added and product.beta.value else None
     current = torch.cuda.current_stream()
     side = torch.cuda.Stream()
     side.wait_stream(current)
     with torch.cuda.stream(side):
-        times = timed(ways)
-        order = sorted(times, key=lambda name: times[name])
-        best = next((name for name in times if times[name] * BETTER <= times[order[0]]), order[0])
-        chosen, expected = APART, _result(apart, outputs, before)
-        for name in (best, *(n for n in order if n != best)):
-            if name == APART:
-                break
-            first, second = _result(ways[name], outputs, before), _result(ways[name], outputs, before)
-            wrong = _differs(first, expected)
-            if not wrong and all(torch.equal(x, y) for x, y in zip(first, second, strict=True)):
-                chosen = name
-                break
-            notes[product.key] = f"{name} is left out: " + (wrong or "its bits do not repeat")
+        before = outputs[0].clone() if product.onto else None
+        chosen = pick(timed(ways), ways, outputs, before, lambda why: notes.__setitem__(product.key, why))
         if before is not None:
             outputs[0].copy_(before)
     current.wait_stream(side)
     return chosen
+
+
+def pick(times: Mapping[str, float], ways: Mapping[str, Callable[[], None]], outputs: Sequence[torch.Tensor], before: torch.Tensor | None,
+         say: Callable[[str], Any]) -> str:
+    """The fastest way whose numbers are those of `APART` and whose bits repeat; of almost equal ones the first. before: what the first
+    output holds that a way adds to."""
+    least = min(times.values())
+    order = sorted(times, key=lambda name: (times[name] * BETTER > least, times[name]))
+    first_best = next(name for name in times if times[name] * BETTER <= least)
+    order.remove(first_best)
+    expected = _result(ways[APART], outputs, before)
+    for name in (first_best, *order):
+        if name == APART:
+            break
+        first, second = (_result(ways[name], outputs, before) for _ in range(2))
+        wrong = _differs(first, expected)
+        if not wrong and all(torch.equal(x, y) for x, y in zip(first, second, strict=True)):
+            return name
+        say(f"{name} is left out: " + (wrong or "its bits do not repeat"))
+    return APART
 
 
 def _result(way: Callable[[], None], outputs: Sequence[torch.Tensor], before: torch.Tensor | None) -> list[torch.Tensor]:

@@ -200,6 +200,7 @@ class Product:
         self._made: list[tuple[str, c_void_p]] = []
         self._one, self._zero = c_float(1.0), c_float(0.0)
         self.beta = self._zero if c is None else self._one
+        self.onto = c is out  # whether a run adds to what is there
         self.description = self._new("cublasLtMatmulDesc", COMPUTE_TF32 if self.tf32 else COMPUTE, SCALE)
         self._describe(row, aux)
         self.layouts = [self._layout(m) for m in (self.b, self.a, self.c, self.d)]
@@ -214,10 +215,12 @@ class Product:
         wanted = d.rows if self.epilogue == "sum-of-a" else d.columns
         if row is not None and (row.dim() != 1 or row.shape[0] != wanted or not row.is_contiguous()):
             raise Unavailable("the row of an epilogue does not fit")
-        if self.epilogue.startswith("gelu-") and (aux is None or matrix(aux) is None or matrix(aux).turned or aux.shape[-2:] != (d.rows, d.columns)):  # type: ignore[union-attr]
-            raise Unavailable("what GELU was applied to does not fit")
-        if self.epilogue.startswith("gelu-") and matrix(aux).step % 8:  # type: ignore[union-attr,arg-type]
-            raise Unavailable("the rows of what GELU was applied to must lie apart by a multiple of 8")
+        if self.epilogue.startswith("gelu-"):
+            lies = matrix(aux) if aux is not None else None
+            if lies is None or lies.turned or (lies.dtype, lies.rows, lies.columns) != (d.dtype, d.rows, d.columns):
+                raise Unavailable("what GELU was applied to does not fit")
+            if lies.step % 8:
+                raise Unavailable("the rows of what GELU was applied to must lie apart by a multiple of 8")
         if d.batch > 1 and self.epilogue:
             raise Unavailable("an epilogue of a batch")
 

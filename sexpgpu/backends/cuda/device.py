@@ -113,7 +113,8 @@ def neighbours() -> list[str]:
 
 @contextmanager
 def memory_errors(plan: Any = None) -> Iterator[None]:
-    """Turns torch's out-of-memory error into E-MEM-003 with the plan (`memory.MemoryPlan`, or None) and who else is there."""
+    """Turns torch's out-of-memory error into E-MEM-003 with the plan (`memory.MemoryPlan`, or None) and who else is there; and a device
+    that failed, which nothing in the process can use any more, into E-DEV-013."""
     try:
         yield
     except torch.OutOfMemoryError as error:
@@ -126,3 +127,16 @@ def memory_errors(plan: Any = None) -> Iterator[None]:
             "E-MEM-003", "the device has no memory left for this step", notes=notes, exit_code=3,
             help=("end the other process" if others else "a smaller :batch, or the same batch cut by :accumulate",),
         ) from None
+    except RuntimeError as error:
+        if not _failed(error):
+            raise
+        raise problem(
+            "E-DEV-013", "the device failed", notes=[printable(str(error).strip().split("\n")[0])], exit_code=3,
+            help=("the system's log (dmesg) says whether the GPU reported an error (Xid)", "go on from the latest checkpoint: --resume latest"),
+        ) from None
+
+
+def _failed(error: RuntimeError) -> bool:
+    """An error of the device itself: torch, the vendor's libraries and Triton each say it in their way."""
+    known = ("CUDA error", "CUDA driver error", "Triton Error [CUDA]")
+    return isinstance(error, getattr(torch, "AcceleratorError", ())) or str(error).startswith(known)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 
 import torch
 
@@ -25,6 +26,7 @@ from sexpgpu.ir import Node, Origins
 from sexpgpu.ops import build
 
 GRADIENT = "gradient/"
+WAITED = "waited"  # seconds of a step in which the device's launches waited for sums
 SQUARES = ("own squares", "whole squares")
 
 
@@ -79,6 +81,7 @@ class Exchange:
         self._met = False  # the ranks have rehearsed together
         self._stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
         self._kept: list[torch.Tensor] = []
+        self._began = torch.zeros(1, dtype=torch.int64, device=self.device)
         self._origins, self._deterministic = origins, deterministic
         self._squares = self._compiled_squares(first.device) if any(line.share for line in arena.lines) else None
 
@@ -178,8 +181,9 @@ class Exchange:
 
         return found, work
 
-    def finish(self, scalars: Sequence[torch.Tensor], states: Callable[[], None], squares: Mapping[str, torch.Tensor]) -> Callable[[], None]:
+    def finish(self, scalars: Sequence[torch.Tensor], states: Callable[[], None], squares: Mapping[str, torch.Tensor], waited: torch.Tensor) -> Callable[[], None]:
         """After the last micro-batch: the sums of `scalars`, which lie side by side, and of states, and every sum that was begun is there.
+        `waited`: home for the seconds that this takes the device; the CPU's ranks wait where the host sees it.
 
         squares: where vectors are divided, `SQUARES` -> homes for the sums of squares of gradients, of shares and of what every
         rank has; the first is one of `scalars`.
@@ -197,7 +201,10 @@ class Exchange:
                     self.team.sum_(vector)
                     states()
             if self._stream is not None:
+                clock = import_module("sexpgpu.backends.cuda.clock")  # brings Triton
+                clock.start[(1,)](self._began)
                 torch.cuda.current_stream().wait_stream(self._stream)
+                clock.stop[(1,)](self._began, waited)
 
         return work
 

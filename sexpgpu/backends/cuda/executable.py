@@ -24,10 +24,11 @@ from sexpgpu.passes.products import products
 from sexpgpu.passes.rank_maps import rank_maps
 from sexpgpu.passes.rewrite import rewrite
 from sexpgpu.passes.schedule.decompose import decompose
-from sexpgpu.passes.schedule.fuse import Call, Kernel, Launch, Operand, Schedule, fuse
+from sexpgpu.passes.schedule.fuse import Call, Kernel, Launch, Operand, Schedule, fuse, original, parts_of
 from sexpgpu.passes.schedule.fuse import beside as join_schedules
 from sexpgpu.passes.schedule.memory import Life, Plan, plan
 from sexpgpu.passes.schedule.recompute import recompute
+from sexpgpu.passes.schedule.repeat import repeat
 from sexpgpu.passes.schedule.views import layout
 
 Draws = Callable[[str, tuple], torch.Tensor]
@@ -42,8 +43,8 @@ class Compiled:
     tensors as in a graph without them, so no other result depends on whether they are there, to the last bit.
     """
 
-    def __init__(self, results: Mapping[str, Node], into: Mapping[str, Node | None] | None = None, device: str = "cuda", origins: Origins | None = None, shadow: Callable[[Node], Node | None] | None = None, beside: Collection[str] = ()):
-        """`shadow`: gives the leaf that stands for a node, if another launch keeps its value."""
+    def __init__(self, results: Mapping[str, Node], into: Mapping[str, Node | None] | None = None, device: str = "cuda", origins: Origins | None = None, shadow: Callable[[Node], Node | None] | None = None, beside: Collection[str] = (), remat: Sequence[str] = ()):
+        """`remat`: paths of layers' calls that run again for the backward pass. `shadow`: gives the leaf that stands for a node, if another launch keeps its value."""
         self.device = device
         #: what became of products with something behind them
         self.decisions: list[Decision]
@@ -56,10 +57,13 @@ class Compiled:
         self.into = dict(into or {})
         self.emitted: dict[Launch, Emitted] = {}
         #: what is made again rather than kept; a result that is only watched reads the values that are there by then
-        self.recomputed = recompute({n: node for n, node in self.results.items() if n not in beside}, self.into.keys() - set(beside), origins)
+        self.recomputed = recompute({n: node for n, node in self.results.items() if n not in beside}, self.into.keys() - set(beside), origins, bool(remat))
         self.results |= self.recomputed.results
         self.schedule: Schedule = self.recomputed.schedule
         self._emit(self.schedule, origins)
+        if remat and origins is not None:
+            self.schedule, was = repeat(self.schedule, remat, origins)
+            self.emitted |= {new: self.emitted[old] for new, old in was.items() if old in self.emitted}  # type: ignore[index]
         #: f32 sums over partial results that only results need: one launch makes them all, at the end
         self.late = self._late(self.schedule)
         if beside:
@@ -85,10 +89,10 @@ class Compiled:
         groups: dict[Any, tuple[int, dict[int, Node]]] = {}
         found = {}
         for i, launch in enumerate(self.schedule.launches):
-            for node in launch.stores if isinstance(launch, Call) and launch.node.op in library.JOINT else ():
-                attrs = tuple((k, v) for k, v in sorted(node.attrs.items()) if k != "of")
-                found[node] = groups.setdefault((node.op, node.inputs, attrs), (i, {}))
-                found[node][1][node.attrs.get("of", LOSS)] = node
+            for stored in launch.stores if isinstance(launch, Call) and launch.node.op in library.JOINT else ():
+                node = original(stored)  # a second run has results of its own
+                found[stored] = groups.setdefault((parts_of(node), stored is node), (i, {}))
+                found[stored][1][node.attrs.get("of", LOSS)] = stored
         return found
 
     def _emit(self, schedule: Schedule, origins: Origins | None) -> None:
@@ -99,7 +103,7 @@ class Compiled:
                 self.emitted[launch] = Emitter(launch, choose_blocks(launch, self.device), kernel_name(launch, origins)).emit()
 
     def _late(self, schedule: Schedule) -> set[Node]:
-        read = {base for launch in schedule.launches for base in launch.reads}
+        read = {original(base) for launch in schedule.launches for base in launch.reads}
         return {
             unit
             for launch in schedule.launches
@@ -141,18 +145,21 @@ class Compiled:
                     continue
                 first = self.joint[node][0] if node in self.joint else i
                 lives[node] = Life(max(1, node.type.bytes), first, end if node in kept else last.get(node, i))
-            if isinstance(launch, Call) and launch.node.op in library.SCRATCH and self.joint[launch.node][0] == i:
-                lives["scratch", launch.node] = Life(library.SCRATCH[launch.node.op](launch.node), i, i)
+            if isinstance(launch, Call) and launch.node.op in library.SCRATCH and self.joint[launch.stores[0]][0] == i:
+                lives["scratch", launch.stores[0]] = Life(library.SCRATCH[launch.node.op](launch.node), i, i)
             if launch in self.emitted:
                 for unit, (programs, elements) in self.emitted[launch].partials.items():
                     if programs > 1:
-                        until = end if unit in self.late else i
-                        lives["partial", unit] = Life(programs * elements * max(4, DTYPES[unit.type.dtype]), i, until)
+                        until = end if unit in self.late and unit not in launch.again else i
+                        lives["partial", launch.again.get(unit, unit)] = Life(programs * elements * max(4, DTYPES[unit.type.dtype]), i, until)
         return lives
 
     def _planned(self, node: Node) -> bool:
         """Whether the arena holds it; a library that allocates gives its own memory."""
-        return node not in self._calls or node.op in library.OUT or node.op in library.JOINT or node.op in library.PUT
+        if node not in self._calls:
+            return True
+        node = original(node)
+        return node.op in library.OUT or node.op in library.JOINT or node.op in library.PUT
 
     def final(self, name: str) -> int:
         """The launch after which a result that the caller places is there, and nothing reads it any more; the number of launches for
@@ -288,10 +295,11 @@ class Bound:
                 self.value(operand.base)
         function = library.OUT.get(node.op)
         dead = self._last.get(number, [])
-        if node in self.compiled.joint:
-            first, members = self.compiled.joint[node]
+        stored = launch.stores[0]
+        if stored in self.compiled.joint:
+            first, members = self.compiled.joint[stored]
             make = library.JOINT[node.op]
-            room = self.compiled.plan.offsets.get(("scratch", node))
+            room = self.compiled.plan.offsets.get(("scratch", stored))
             more = () if room is None else (self._view(room, (library.SCRATCH[node.op](node),), torch.uint8),)
 
             def together() -> None:
@@ -305,13 +313,13 @@ class Bound:
         def run() -> None:
             operands = [self._operand(o) for o in launch.operands]
             if function is not None:
-                function(node, *operands, self.values[node])
+                function(node, *operands, self.values[stored])
             elif node.op in library.PUT:
-                self.library.put(node, operands, self.values[node])
-            elif node in self.compiled.placed:
-                self.values[node].copy_(library.call(node, operands, self.device, self.library))
+                self.library.put(node, operands, self.values[stored])
+            elif stored in self.compiled.placed:
+                self.values[stored].copy_(library.call(node, operands, self.device, self.library))
             else:
-                self.values[node] = library.call(node, operands, self.device, self.library)
+                self.values[stored] = library.call(node, operands, self.device, self.library)
             for gone in dead:
                 self.values.pop(gone, None)
 
@@ -322,22 +330,23 @@ class Bound:
         function = modules.load(emitted.source, emitted.name)
         number = self.compiled.schedule.launches.index(launch)
         dead = self._last.get(number, [])
-        late = any(what in ("read",) and parts[0] not in self.values for what, *parts in emitted.arguments)
+        again = launch.again
+        late = any(what in ("read",) and again.get(parts[0], parts[0]) not in self.values for what, *parts in emitted.arguments)
         partials = {}
         for unit, (programs, elements) in emitted.partials.items():
             if programs > 1:
                 dtype = torch.int32 if unit.type.dtype == "bool" else torch.float32 if unit.type.dtype in ("bf16", "f16") else TORCH[unit.type.dtype]
-                partials[unit] = self._view(self.compiled.plan.offsets["partial", unit], (programs, elements), dtype)
+                partials[unit] = self._view(self.compiled.plan.offsets["partial", again.get(unit, unit)], (programs, elements), dtype)
 
         late_sums = self.compiled.late
         now = {unit: tensor for unit, tensor in partials.items() if unit not in late_sums}
-        self._owed += [(unit, tensor) for unit, tensor in partials.items() if unit in late_sums]
+        self._owed += [(unit, tensor) for unit, tensor in partials.items() if unit in late_sums and unit not in again]
 
         def arguments() -> list[Any]:
             found = []
             for what, *parts in emitted.arguments:
                 if what in ("read", "store"):
-                    tensor = self.values[parts[0]]
+                    tensor = self.values[again.get(parts[0], parts[0])]
                     found.append(tensor.view(torch.int8) if tensor.dtype == torch.bool else tensor)
                 elif what == "partial":
                     found.append(partials[parts[0]])
@@ -352,7 +361,7 @@ class Bound:
         def run() -> None:
             function[emitted.grid](*(arguments() if fixed is None else fixed), num_warps=emitted.warps)
             for unit, tensor in now.items():
-                whole(unit, tensor, self.values[unit])
+                whole(unit, tensor, self.values[again.get(unit, unit)])
             for gone in dead:
                 self.values.pop(gone, None)
 

@@ -414,7 +414,7 @@ def philox_words(key, draw, block):
     words = tl.load(key)
     k0 = (words & 0xFFFFFFFF).to(tl.uint32)
     k1 = ((words >> 32) & 0xFFFFFFFF).to(tl.uint32)
-    step = tl.load(draw)
+    step = tl.load(draw).to(tl.int64)
     block = block.to(tl.int64)
     c0 = (block & 0xFFFFFFFF).to(tl.uint32)
     c1 = ((block >> 32) & 0xFFFFFFFF).to(tl.uint32)

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from sexpgpu.backends.cuda.executable import Bound
+from sexpgpu.backends.cuda.executable import Bound, Compiled
 from sexpgpu.backends.cuda.program import CudaProgram
 from sexpgpu.backends.cuda.report import Row, rows
 from sexpgpu.diagnostics import printable
@@ -117,6 +117,13 @@ def lines(profile: Profile, most: int | None = None) -> list[str]:
 
 def profile(program: CudaProgram, batch: Mapping[str, Any]) -> Profile:
     """The profile of an initialised program's step on this batch; its state is as before."""
+    step, found = measured(program, batch)
+    precision = {"tf32": "tf32", "bf16": "bf16", "f64": "f64"}.get(program.precision, "f32")
+    return make(program.device, step, [row for _, timed in found for row in timed], ceilings(program.place), precision)
+
+
+def measured(program: CudaProgram, batch: Mapping[str, Any]) -> tuple[float, list[tuple[Compiled, list[tuple[Row, float]]]]]:
+    """Seconds of a replayed step, and of each of its graphs the launches with their seconds."""
     program.step(batch, False)  # compiles, and sets up the libraries
     device = program.place.type == "cuda"
     step = _step_time(program, batch, device)
@@ -130,12 +137,9 @@ def profile(program: CudaProgram, batch: Mapping[str, Any]) -> Profile:
         place = lambda name: homes.setdefault(name, torch.zeros((), dtype=program.dtype, device=program.place))  # noqa: E731
         works = program._one_step(forward, update, arena, fields, place)
         bounds = [owner for owner in (getattr(work, "__self__", None) for work in works) if isinstance(owner, Bound)]
-        timed: list[tuple[Row, float]] = []
-        for bound in bounds:
-            timed += _times(bound, rows(bound.compiled, program.traced.origins), device)
+        found = [(bound.compiled, times(bound, rows(bound.compiled, program.traced.origins), device)) for bound in bounds]
     program._alive.fill_(True)
-    precision = {"tf32": "tf32", "bf16": "bf16", "f64": "f64"}.get(program.precision, "f32")
-    return make(program.device, step, timed, ceilings(program.place), precision)
+    return step, found
 
 
 def _step_time(program: CudaProgram, batch: Mapping[str, Any], device: bool) -> float:
@@ -150,7 +154,7 @@ def _step_time(program: CudaProgram, batch: Mapping[str, Any], device: bool) -> 
     return statistics.median(found)
 
 
-def _times(bound: Bound, found: list[Row], device: bool) -> list[tuple[Row, float]]:
+def times(bound: Bound, found: list[Row], device: bool) -> list[tuple[Row, float]]:
     """The median time of each launch, with the copies behind the last one left out."""
     works = _launches(bound, found)
     rounds = [_on_device(works, bound) if device else _on_host(works, bound) for _ in range(REPEATS if device else 1)]

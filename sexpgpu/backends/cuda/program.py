@@ -17,8 +17,9 @@ import torch
 
 from sexpgpu.backends import state
 from sexpgpu.backends.arena import Arena
+from sexpgpu.backends.cuda import choice
 from sexpgpu.backends.cuda.device import INTERPRETED, Device, free_memory, interpreted, memory_errors
-from sexpgpu.backends.cuda.exchange import SQUARES, Exchange
+from sexpgpu.backends.cuda.exchange import SQUARES, WAITED, Exchange
 from sexpgpu.backends.cuda.executable import Bound, Compiled
 from sexpgpu.backends.cuda.flight import INDEX, Fields, InFlight, Replay, Report, Room
 from sexpgpu.backends.cuda.indices import raise_bad_index
@@ -34,6 +35,7 @@ from sexpgpu.ops.random import draw_kind
 from sexpgpu.passes.bounds import BAD, bounded_fields, guard_indices
 
 ALIVE = "//alive"  # no parameter's path
+COUNT = "//step"
 WATCHED = f"{BAD} watched"  # of a step with metrics and taps: of their indices, too
 SHADOW = "//bf16/"
 HOME = "//home/"
@@ -62,7 +64,6 @@ class CudaProgram:
         self._pool = torch.cuda.graph_pool_handle() if self.place.type == "cuda" else None
         self.full = state.sources(self.traced)
         self._draws: dict[tuple, torch.Tensor] = {}
-        self._updates = torch.zeros((), dtype=torch.int64, device=self.place)
         self._step = torch.zeros((), dtype=torch.int32, device=self.place)
         self._alive = torch.zeros((), dtype=torch.bool, device=self.place)
         flat = flat_update(staged, self.config.accumulate * self.team.ranks, self.team.ranks if self.shard else 1)
@@ -116,7 +117,7 @@ class CudaProgram:
 
     @property
     def updates(self) -> int:
-        return int(self._updates)
+        return int(self._step)
 
     def _make_shadows(self) -> None:
         """bf16 copies of the vectors of parameters, where the precision asks for them."""
@@ -180,7 +181,10 @@ class CudaProgram:
             results[f"state/{name}"], into[f"state/{name}"] = build("where", ok, new, old), old
         for name, source in self._sources.items() if not self.shard else ():
             results[name], into[name] = build("cast", results[source], dtype="bf16"), None
-        results["loss"], into["loss"] = loss, None
+        if self._divided:  # else the forward pass leaves it where it is told from
+            results["loss"], into["loss"] = loss, None
+        step = build("step")
+        results[COUNT], into[COUNT] = build("+", step, build("cast", ok, dtype=step.type.dtype)), step
         results["ok"], into["ok"] = build("cast", ok, dtype=float_type), None
         results[ALIVE], into[ALIVE] = ok, alive
         return results, into
@@ -202,7 +206,7 @@ class CudaProgram:
     def _draw(self, offset: int) -> Callable[[str, tuple], torch.Tensor]:
         def find(what: str, parts: tuple) -> torch.Tensor:
             if what == "draw":
-                return self._updates
+                return self._step
             op, path, number, batch, size = parts[0]
             first = offset * (size // max(1, self.traced.samples)) if batch else 0
             key = draw_key(self.config.seed, path, number, draw_kind(op))
@@ -266,7 +270,7 @@ class CudaProgram:
                 more[WATCHED] = full[BAD]
             guarded, beside = guarded | more, list(more)
         micro = {n: node if n.startswith(("gradient/", "state/")) else _as_float(node, self.float) for n, node in guarded.items()}
-        return Compiled(micro, dict.fromkeys(micro), self.target, self.traced.origins, self._shadow, beside)
+        return Compiled(micro, dict.fromkeys(micro), self.target, self.traced.origins, self._shadow, beside, self.traced.remat)
 
     def _guarded(self, capacity: Any, logged: bool) -> dict[str, Node]:
         return guard_indices(self._staged(capacity).micro(logged), self._bounded, self.traced.origins)
@@ -283,7 +287,7 @@ class CudaProgram:
         new_states = {n: torch.empty_like(self.values[n]) for n in forward.results if n.startswith("state/")}
         if exchange is not None:
             new_states, join_states = exchange.states(new_states)
-        total = {n: place(f"part/{n}") for n in scalars}
+        total = {n: place(n if n == "loss" and not self._divided else f"part/{n}") for n in scalars}
         works: list[Callable[[], None]] = []
         first = {n: self._arena.views[n.removeprefix("gradient/")] for n in forward.results if n.startswith("gradient/")}
         own = {n: torch.empty_like(t) for n, t in self._arena.gradients.items()} if parts > 1 and exchange is None else {}
@@ -302,7 +306,7 @@ class CudaProgram:
         inputs["count"] = total["count"] if "count" in total else torch.full((), float(self._micro_batches), dtype=self.dtype, device=self.place)
         if exchange is not None:
             squares = {SQUARES[0]: place(SQUARES[0]), SQUARES[1]: torch.zeros((), dtype=self.dtype, device=self.place)}
-            works.append(exchange.finish([*total.values(), squares[SQUARES[0]]], join_states, squares))
+            works.append(exchange.finish([*total.values(), squares[SQUARES[0]]], join_states, squares, place(WAITED)))
             if self.shard:
                 inputs["gradient-norm"] = torch.zeros((), dtype=self.dtype, device=self.place)
                 works.append(partial(_norm, inputs["gradient-norm"], list(squares.values()), inputs["count"]))
@@ -315,7 +319,6 @@ class CudaProgram:
         works.append(Bound(update, leaves, homes, arena, self._draw(0), self.config.deterministic).launch)
         if exchange is not None and self.shard:
             works += [exchange.gather, self._refresh_shadows]
-        works.append(self._count(homes["ok"]))
         return works
 
     def _part(self, batch: Mapping[str, torch.Tensor], part: int) -> dict[str, torch.Tensor]:
@@ -325,8 +328,8 @@ class CudaProgram:
 
     def _home(self, name: str, place: Callable[[str], torch.Tensor]) -> torch.Tensor:
         """Where a result of the update is written."""
-        if name == ALIVE:
-            return self._alive
+        if name in (ALIVE, COUNT):
+            return self._alive if name == ALIVE else self._step
         if name.startswith(SHADOW):
             return self._shadows[name]
         if name.startswith(("param/", "opt/", "ema/")):
@@ -345,13 +348,6 @@ class CudaProgram:
         for name, leaf in self._arena.flat.gradients.items():
             found[source_of(leaf)[1]] = self._arena.own(name, self._arena.gradients[name])
         return found
-
-    def _count(self, ok: torch.Tensor) -> Callable[[], None]:
-        def work() -> None:
-            self._updates.add_(ok.to(torch.int64))
-            self._step.copy_(self._updates)
-
-        return work
 
     def _joined(self, part: int, parts: int, own: Any, total: Any, slots: Any, states: Any, new: Any) -> Callable[[], None]:
         """After a micro-batch: its gradients, scalars and states join those before it."""
@@ -393,10 +389,17 @@ class CudaProgram:
         self._restart(0)
 
     def _restart(self, step: int) -> None:
-        self._updates.fill_(step)
         self._step.fill_(step)
         self._alive.fill_(True)
         self._refresh_shadows()
+
+    def kernels(self) -> dict[str, Any]:
+        """The algorithms that products take, for a checkpoint."""
+        return choice.used()
+
+    def take_kernels(self, kernels: Mapping[str, Any]) -> None:
+        """A checkpoint's choices, before the first step."""
+        choice.take(kernels)
 
     def state(self) -> dict[str, Any]:
         """Every rank calls it where optimizer state is divided; rank 0 gets all of it, in host memory."""
@@ -494,6 +497,8 @@ class CudaProgram:
         nothing may be collected but what was launched before it was known, and the next launch goes on as if it had not been."""
         with memory_errors(self.plan), self.team.waiting("the sums of a step"):
             results = flight.results()
+        if self.exchange is not None:
+            self.team.waited(sum(flight.read()[f"{step}/{WAITED}"] for step in range(len(results))))
         if not results[-1].finite:
             self._alive.fill_(True)
         return results

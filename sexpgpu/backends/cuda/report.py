@@ -4,10 +4,12 @@ memory, the plan, and the kernels' sources. Needs no GPU: a program on torch's `
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from sexpgpu.backends.cuda import choice
 from sexpgpu.backends.cuda.emit import kernel_name
 from sexpgpu.backends.cuda.executable import Compiled
 from sexpgpu.backends.cuda.memory import size
@@ -140,7 +142,18 @@ def program_lines(program: CudaProgram) -> list[str]:
         kernels = {e.source for e in compiled.emitted.values()}
         libraries = sum(r.kind == "library" for r in found)
         out += [f"{name}: {len(found)} launches, {len(kernels)} kernels to compile, {libraries} library calls, {size(sum(r.bytes for r in found))} moved", *table_lines(found)]
-    return out + program.plan.lines()
+        out += product_lines(compiled, program.traced.origins)
+    return out + program.plan.lines() + choice.lines()
+
+
+def product_lines(compiled: Compiled, origins: Origins) -> list[str]:
+    """What was decided of products that something follows, equal decisions of equal layers once."""
+    groups: dict[tuple[str, bool, str, str], int] = {}
+    for decision in compiled.decisions:
+        paths = origins.of(decision.node).paths
+        key = decision.kind, decision.taken, decision.why, re.sub(r"/\d+(?=/|$)", "", paths[0]) if paths else ""
+        groups[key] = groups.get(key, 0) + 1
+    return [f"  {kind}{' of ' + printable(path) if path else ''}, {count} times: {why if taken else 'apart: ' + why}" for (kind, taken, why, path), count in groups.items()]
 
 
 # --- stages of `explain --after` ---
@@ -154,6 +167,7 @@ def fused_text(program: CudaProgram) -> str:
         out.append(f"{name}: {len(found)} launches")
         for line, row in zip(table_lines(found)[1:], found, strict=True):
             out += [line, *(f"        {printable(text)}" for text in row.kept)]
+        out += product_lines(compiled, program.traced.origins)
     return "\n".join(out)
 
 

@@ -370,3 +370,5 @@ _PARTS = {
     "-": _sum_of_products,
     "sum": _squares,
 }
+#: ops that a rule begins at
+RULES = frozenset((*_WHOLE, *_PARTS))

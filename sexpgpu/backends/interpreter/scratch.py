@@ -24,11 +24,11 @@ def scratch(step: Step, at: At, threads: int) -> int:
     if step.needs[:1] == ("reference",):
         rule = _REFERENCES.get(step.needs[2].op)
         return max(0, rule(step.needs[2], at, threads)) if rule is not None else 0
-    rule = _CALLS.get(_call(step))
+    rule = _CALLS.get(call_of(step))
     return rule(step, at, threads) if rule is not None else 0
 
 
-def _call(step: Step) -> str:
+def call_of(step: Step) -> str:
     """The function that a step calls, also as a method."""
     found = re.match(r"(?:[{(][^)}]*[)}][^(]*\.)?([a-z_]+)\(", step.source)
     return found[1].rstrip("_") if found else ""

@@ -64,4 +64,17 @@ CODES: dict[str, Entry] = {
         "sexpgpu doctor   # a Triton of another version than torch was built for",
         "pip install --force-reinstall sexpgpu\nsexpgpu doctor",
         "Most often torch, Triton and the driver are of versions that do not fit together.")),
+    "E-DEV-012": Entry("vendor's products not reached", page(
+        "A warning: cuBLASLt, which comes with torch, cannot be loaded or refuses a call, so torch computes the matrix products, and biases "
+        "and GELU take passes of their own. The numbers are as good; the step is slower.",
+        "pip uninstall nvidia-cublas\nsexpgpu run gpt2.lisp --device cuda",
+        "pip install --force-reinstall torch\nsexpgpu run gpt2.lisp --device cuda",
+        "Most often another version of the library is found than torch was built with; the message says what the library answered.")),
+    "E-DEV-013": Entry("the device failed", page(
+        "The GPU stopped in the middle of the run: it reported a fault of its own, was reset or taken away, or a kernel went wrong. The message "
+        "has the driver's words and the steps that were under way; none of them is told or saved.",
+        "sexpgpu run gpt2.lisp --device cuda   # without a checkpoint location: all steps are lost",
+        "sexpgpu run gpt2.lisp --device cuda --checkpoint-dir runs/gpt2 --resume latest",
+        "After such an error no call of the process reaches the device any more. An \"illegal memory access\" that comes again at the same step "
+        "is a bug of ours: please report it.")),
 }

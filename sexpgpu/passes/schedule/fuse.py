@@ -9,7 +9,6 @@ what Inductor's scheduler does (Ansel et al., "PyTorch 2", ASPLOS 2024, section 
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from math import prod
@@ -18,6 +17,7 @@ from sexpgpu.ir import Node, postorder
 from sexpgpu.ops import table
 from sexpgpu.ops.leaves import BOUND
 from sexpgpu.passes.schedule.index import Expr, Index, Var, lift, offset, unravel
+from sexpgpu.passes.schedule.memory import in_turn
 from sexpgpu.passes.schedule.views import CHOOSING, PLAIN, VIEWS, aligned, data, picked, place_of, strided, through
 
 TOGETHER = frozenset({"matmul-gelu", "matmul-rows"})  # ops of which one call gives every `:of` over the same operands
@@ -42,11 +42,13 @@ class Operand:
 
 @dataclass(eq=False)
 class Call:
-    """An op that a library computes. `operands` in the op's order; `more`: other results of the same call."""
+    """An op that a library computes. `operands` in the op's order; `more`: other results of the same call; `again`: result -> what
+    stands for it in a second run."""
 
     node: Node
     operands: tuple[Operand, ...]
     more: tuple[Node, ...] = ()
+    again: Mapping[Node, Node] = field(default_factory=dict)
 
     @property
     def reads(self) -> list[Node]:
@@ -54,14 +56,15 @@ class Call:
 
     @property
     def stores(self) -> tuple[Node, ...]:
-        return (self.node, *self.more)
+        return tuple(self.again.get(n, n) for n in (self.node, *self.more))
 
 
 @dataclass(eq=False)
 class Kernel:
     """One fused kernel over rows x columns elements (`rows` 1: flat).
 
-    units: in topological order; stores: those that memory keeps; reads: kept tensors of other launches, and leaves.
+    units: in topological order; stores: those that memory keeps; reads: kept tensors of other launches, and leaves. again: value
+    of the kernel's text -> what stands for it here, where layers run again.
     """
 
     rows: int
@@ -70,6 +73,7 @@ class Kernel:
     stores: tuple[Node, ...] = ()
     reads: list[Node] = field(default_factory=list)
     inline: frozenset[Node] = frozenset()
+    again: Mapping[Node, Node] = field(default_factory=dict)
 
 
 Launch = Call | Kernel
@@ -508,50 +512,21 @@ class Fuser:
         the earliest in the graph's order."""
         waits = [self._gates(l.node) if isinstance(l, Call) else [g for u in l.units for g in self._gates(u)] for l in launches]
         needs = [{home[b] for b in (*l.reads, *waits[i]) if b in home} - {i} for i, l in enumerate(launches)]
-        users: list[list[int]] = [[] for _ in launches]
-        for i, above in enumerate(needs):
-            for j in above:
-                users[j].append(i)
-        left = [len(n) for n in needs]
         place = {n: i for i, n in enumerate(self.order)}
+        for unit in self._waits:  # what waits for something is wanted once that is there
+            if self._waits[unit]:
+                place[unit] = min(place[unit], max(place[g] for g in self._waits[unit]) + 1)
         rank = [place[l.node] if isinstance(l, Call) else max(place[u] for u in l.units) for l in launches]
-        readers: dict[Node, set[int]] = {}
-        for i, launch in enumerate(launches):
-            for base in launch.reads:
-                readers.setdefault(base, set()).add(i)
         results = set(self.results.values())
+        together = [parts_of(l.node) if isinstance(l, Call) else None for l in launches]
+        reads = [[b for b in l.reads if b in home and b not in results] for l in launches]
+        order = in_turn(needs, reads, [list(l.stores) for l in launches], lambda node: node.type.bytes, rank, together)
+        return [launches[i] for i in order]
 
-        def frees(i: int) -> bool:
-            gone = sum(b.type.bytes for b in launches[i].reads if b in home and b not in results and readers[b] == {i})
-            return gone > sum(n.type.bytes for n in launches[i].stores)
 
-        together: dict[object, list[int]] = {}  # launches that give parts of one call
-        for i, launch in enumerate(launches):
-            together.setdefault(parts_of(launch.node) if isinstance(launch, Call) else i, []).append(i)
-        whole = {i: members for members in together.values() for i in members}
-        ready = [(not frees(i), rank[i], i) for i, n in enumerate(left) if not n]
-        heapq.heapify(ready)
-        done: list[Launch] = []
-        made: set[int] = set()
-        while ready:
-            alone: list[int] = []
-            for i in whole[heapq.heappop(ready)[2]]:
-                if i in made:
-                    break
-                made.add(i)
-                done.append(launches[i])
-                for base in launches[i].reads:
-                    readers[base].discard(i)
-                    alone += readers[base] if len(readers[base]) == 1 else ()
-                for j in users[i]:
-                    left[j] -= 1
-                    if not left[j]:
-                        heapq.heappush(ready, (not frees(j), rank[j], j))
-            for j in alone:  # the last reader of something
-                if not left[j] and frees(j):
-                    heapq.heappush(ready, (False, rank[j], j))
-        assert len(done) == len(launches), "a cycle among launches"
-        return done
+def original(node: Node) -> Node:
+    """Of what a value's second making is called: the value."""
+    return node.inputs[0] if node.op == "again" and node.inputs[0] is node.inputs[1] else node
 
 
 def parts_of(node: Node) -> tuple[object, ...]:

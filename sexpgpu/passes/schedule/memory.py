@@ -6,7 +6,8 @@ The largest first, each at the lowest place that no tensor alive with it covers 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+import heapq
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,3 +69,55 @@ def at_peak(lives: Mapping[Any, Life]) -> tuple[int, int]:
 def aligned(size: int) -> int:
     """Bytes that a tensor takes in an arena."""
     return -(-size // ALIGN) * ALIGN
+
+
+def in_turn(
+    needs: Sequence[set[int]], reads: Sequence[Sequence[Any]], makes: Sequence[Sequence[Any]], size: Callable[[Any], int],
+    rank: Sequence[int], together: Sequence[Hashable] | None = None,
+) -> list[int]:  # fmt: skip
+    """An order of work: what a piece needs first, and among those that may run one that leaves fewer bytes alive than before, else
+    the one of the least rank.
+
+    reads: the values that go where they were read last; makes: those that come, of `size` bytes. together: pieces of an equal key
+    that is not None follow one another.
+    """
+    users: list[list[int]] = [[] for _ in needs]
+    for i, above in enumerate(needs):
+        for j in above:
+            users[j].append(i)
+    left = [len(n) for n in needs]
+    readers: dict[Any, set[int]] = {}
+    for i, values in enumerate(reads):
+        for value in values:
+            readers.setdefault(value, set()).add(i)
+    groups: dict[Hashable, list[int]] = {}
+    keys = [i if together is None or together[i] is None else ("", together[i]) for i in range(len(needs))]
+    for i, key in enumerate(keys):
+        groups.setdefault(key, []).append(i)
+
+    def frees(i: int) -> bool:
+        return sum(size(v) for v in dict.fromkeys(reads[i]) if readers[v] == {i}) > sum(map(size, makes[i]))
+
+    ready = [(not frees(i), rank[i], i) for i, n in enumerate(left) if not n]
+    heapq.heapify(ready)
+    done: list[int] = []
+    made: set[int] = set()
+    while ready:
+        alone: list[int] = []
+        for i in groups[keys[heapq.heappop(ready)[2]]]:
+            if i in made:
+                break
+            made.add(i)
+            done.append(i)
+            for value in reads[i]:
+                readers[value].discard(i)
+                alone += readers[value] if len(readers[value]) == 1 else ()
+            for j in users[i]:
+                left[j] -= 1
+                if not left[j]:
+                    heapq.heappush(ready, (not frees(j), rank[j], j))
+        for j in alone:  # the last reader of something
+            if not left[j] and frees(j):
+                heapq.heappush(ready, (False, rank[j], j))
+    assert len(done) == len(needs), "a cycle"
+    return done

@@ -52,17 +52,23 @@ class Recomputed:
     moved: Mapping[Node, Node] = field(default_factory=dict)
 
 
-def recompute(results: Mapping[str, Node], elsewhere: Iterable[str] = (), origins: Origins | None = None) -> Recomputed:
-    """The schedule with the least memory at its peak that the rule above finds. `elsewhere`: results with memory of their own."""
+def recompute(results: Mapping[str, Node], elsewhere: Iterable[str] = (), origins: Origins | None = None, layers: bool = False) -> Recomputed:
+    """The schedule with the least memory at its peak that the rule above finds. `elsewhere`: results with memory of their own.
+
+    layers: whole layers run again after this pass, which then leaves alone what gives the same bits either way: no number may depend
+    on whether layers do.
+    """
     away = set(elsewhere)
     made = Recomputed(results, fuse(results))
+    if layers:
+        return _recipes_alone(made, away, origins)
     lives = lives_of(made.schedule, {made.results[n] for n in away})
     moment, most = at_peak(lives)
     left = SHARE * seconds_of(made.schedule)
     for _ in range(ROUNDS):
         if most < FLOOR:
             break
-        found = _Choosing(made, lives, moment, left)
+        found = _Choosing(made, lives, moment, left, recipes=not made.choices)
         if not found.choices:
             made = replace(made, refused={**found.refused, **made.refused})
             break
@@ -77,6 +83,20 @@ def recompute(results: Mapping[str, Node], elsewhere: Iterable[str] = (), origin
         left -= sum(c.seconds for c in found.choices)
         lives, moment, most = after, peak_at, peak
     return made
+
+
+def _recipes_alone(made: Recomputed, away: set[str], origins: Origins | None) -> Recomputed:
+    """With those choices alone that make a value from another one than it was first made from."""
+    lives = lives_of(made.schedule, {made.results[n] for n in away})
+    moment, most = at_peak(lives)
+    if most < FLOOR:
+        return made
+    found = _Choosing(made, lives, moment, SHARE * seconds_of(made.schedule))
+    found.choices = [c for c in found.choices if recipe(c.node) is not None]
+    if not found.choices:
+        return made
+    new = found.rewritten(origins)
+    return Recomputed(new, fuse(new), tuple(found.choices), {}, {old: n for old, n in found.late.items() if n is not old})
 
 
 def recipe(node: Node) -> Node | None:
@@ -124,11 +144,11 @@ def seconds_of(schedule: Schedule) -> float:
 class _Choosing:
     """One round: which values are made again after the launch `moment`, and the graph in which they are."""
 
-    def __init__(self, made: Recomputed, lives: Mapping[Node, Life], moment: int, seconds: float):
+    def __init__(self, made: Recomputed, lives: Mapping[Node, Life], moment: int, seconds: float, recipes: bool = True):
         self.made, self.lives, self.moment = made, lives, moment
         self.fuser = Fuser(made.results)
         self.launches = made.schedule.launches
-        self.recipes = {n: r for n in self.fuser.order if (r := recipe(n)) is not None}
+        self.recipes = {n: r for n in self.fuser.order if recipes and (r := recipe(n)) is not None}
         self.loads = {n: self._loads(n) for n in lives}
         self.home = {node: i for i, launch in enumerate(self.launches) for node in launch.stores}
         self.units = {u: i for i, l in enumerate(self.launches) for u in (l.stores if isinstance(l, Call) else l.units)}
@@ -282,14 +302,17 @@ class _Choosing:
             elif waiting := [x for x in data(node) if x not in done]:
                 stack += waiting
             else:
-                done[node] = self._rebuilt(node, (*(done[x] for x in data(node)), *node.inputs[len(data(node)) :]))
+                done[node] = self._rebuilt(node, (*(done[x] for x in data(node)), *node.inputs[len(data(node)) :]), root)
                 stack.pop()
         self.clones[root] = done[goal]
 
-    def _rebuilt(self, node: Node, inputs: tuple[Node, ...]) -> Node:
+    def _rebuilt(self, node: Node, inputs: tuple[Node, ...], like: Node | None = None) -> Node:
+        """`like`: what an origin is taken from where the node has none."""
         new = rebuild(node, inputs)
-        if self.origins is not None and new is not node and new not in self.origins.table and node in self.origins.table:
-            self.origins.add(new, replace(self.origins.of(node), phase="backward"))
+        if self.origins is not None and new is not node and new not in self.origins.table:
+            source = node if node in self.origins.table or like is None else like
+            if source in self.origins.table:
+                self.origins.add(new, replace(self.origins.of(source), phase="backward"))
         return new
 
 

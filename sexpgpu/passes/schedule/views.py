@@ -45,6 +45,8 @@ def aligned(index: Index, shape: tuple[int, ...]) -> Index:
 def layout(node: Node) -> tuple[int, ...] | None:
     """The order of axes in memory of a call's result, None for its own. Attention [b h t d] has heads between positions and
     their elements; the gradient by a weight that is a transposed matrix lies as that matrix does."""
+    if node.op == "again":  # of a tensor in memory: it lies as that does
+        return layout(node.inputs[0])
     if node.op in ("attend", "attend-grad"):
         return (0, 2, 1, 3) if node.type.rank == 4 else None
     if node.op == "linear-cross-entropy-grad" and node.attrs["of"] == 1 and node.inputs[1].op == "transpose":

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from sexpgpu.backends.interpreter.program import capacity_of
 from sexpgpu.run.autopsy.reproducer import Facts, state_folder, write
 from sexpgpu.run.autopsy.search import Finding, samples_line, search
 from sexpgpu.run.data.feed import Feed
@@ -36,7 +37,9 @@ def examine(case: Case, places: Sequence[Path]) -> tuple[str, ...]:
     try:
         batch = case.feed.batch(case.step - 1)  # again, by its global index
         assert case.plan.step_graphs is not None
-        finding = search(case.plan.step_graphs(), case.state, case.step - 1, batch)
+        run = case.plan.run
+        capacity = capacity_of(batch, run.accumulate) if run.data.source.structures else None
+        finding = search(case.plan.step_graphs(capacity), case.state, case.step - 1, batch)
         lines = describe(finding, case.plan, case.feed, case.step)
         return (*lines, *_save(case, batch, lines, places))
     except Exception as error:
@@ -51,7 +54,7 @@ def describe(finding: Finding | None, plan: RunPlan, feed: Feed | None, step: in
     if finding.op == "param" and step > 1:
         lines.append(f"  the update of step {step - 1} made it so, from a loss and a gradient norm that were finite: is the learning rate too large?")
     if finding.samples:
-        lines.append("  " + samples_line(finding.samples, _rows(feed, step), plan.run.data.source.name))
+        lines.append("  " + samples_line(finding.samples, _rows(feed, step), plan.run.data.source.name, plan.run.data.source.structures))
     return lines
 
 

@@ -13,6 +13,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from sexpgpu.backends.interpreter.replay import Part, StepGraphs, parts
@@ -68,8 +69,8 @@ def search(graphs: StepGraphs, state: Mapping[str, torch.Tensor], updates: int, 
     """The first offending op of update `updates + 1`; None where the replay is finite."""
     origins = graphs.traced.origins
     empty: list[Finding | None] = []
-    for part in parts(graphs, state, updates, batch):
-        record = _walk(part, origins)
+    for number, part in enumerate(parts(graphs, state, updates, batch)):
+        record = _walk(part, origins, _owners(batch, number, graphs.traced.run.accumulate))
         for name in ("loss", "count"):
             if name in part.results and part.results[name] in record.bad:
                 return record.blame(name)
@@ -86,8 +87,8 @@ def search(graphs: StepGraphs, state: Mapping[str, torch.Tensor], updates: int, 
 class _Record:
     """What one walk saw. `bad`: node -> (mask of values that are not finite, its bad operands that explain it)."""
 
-    def __init__(self, part: Part, origins: Origins):
-        self.part, self.origins = part, origins
+    def __init__(self, part: Part, origins: Origins, owners: Mapping[int, np.ndarray]):
+        self.part, self.origins, self.owners = part, origins, owners
         self.bad: dict[Node, torch.Tensor] = {}
         self.causes: dict[Node, tuple[Node, ...]] = {}
         self.meant: set[Node] = set()
@@ -142,10 +143,16 @@ class _Record:
         return self._finding(count, "loss", (), "the loss's count is 0, so that its mean is 0/0: ")
 
     def _samples(self, node: Node) -> tuple[int, ...]:
-        if not node.type.batch or not node.type.shape:
+        if not node.type.shape or not (node.type.batch or self.owners):
             return ()
         rows = self.bad[node].reshape(node.type.shape[0], -1).any(dim=1)
-        return tuple(int(i) + self.part.offset for i in torch.nonzero(rows).reshape(-1))
+        found = torch.nonzero(rows).reshape(-1).tolist()
+        if self.owners:
+            if node.type.shape[0] not in self.owners:
+                return ()
+            own = self.owners[node.type.shape[0]]
+            found = sorted({int(own[i]) for i in found if own[i] >= 0})
+        return tuple(int(i) + self.part.offset for i in found)
 
     def _finding(self, node: Node, fell: str, samples: tuple[int, ...], why: str = "") -> Finding:
         origin = self.origins.of(node)
@@ -154,8 +161,20 @@ class _Record:
                        origin.paths, tuple(s.place for s in origin.spans), operands, result, samples)
 
 
-def _walk(part: Part, origins: Origins) -> _Record:
-    record = _Record(part, origins)
+def _owners(batch: Mapping[str, object], number: int, parts: int) -> dict[int, np.ndarray]:
+    """Of a micro-batch of packed structures: rows of a tensor -> the structure of each, -1 for padding. Empty for other batches."""
+    if "graph-mask" not in batch:
+        return {}
+    real, graph, receivers = (np.split(np.asarray(batch[name]), parts)[number] for name in ("graph-mask", "graph", "receivers"))
+    own = np.where(real > 0, np.arange(len(real)), -1)
+    found: dict[int, np.ndarray] = {}
+    for rows in (own, own[graph], own[graph[receivers]]):
+        found[len(rows)] = found.get(len(rows), rows)
+    return found if len(found) == 3 else {}  # as many atoms as edges: a row does not say which it is
+
+
+def _walk(part: Part, origins: Origins, owners: Mapping[int, np.ndarray]) -> _Record:
+    record = _Record(part, origins, owners)
     for node, operands, value in part.walk():
         record.see(node, operands, value)
     return record
@@ -207,11 +226,16 @@ def _range(what: str, value: torch.Tensor) -> Range:
     return Range(what, float(finite.min()), float(finite.max()), float(finite.mean()), nans, value.numel() - len(finite) - nans)
 
 
-def samples_line(samples: Sequence[int], rows: Sequence[int] | None, source: str) -> str:
-    """`samples of the batch: 0, 3 (rows 17, 4 of data digits)`; `rows`: their numbers in the source, from 0."""
+def samples_line(samples: Sequence[int], rows: Sequence[int] | None, source: str, packed: bool = False) -> str:
+    """`samples of the batch: 0, 3 (rows 17, 4 of data digits)`; `rows`: their numbers in the source, from 0. packed: they are structures,
+    whose frames are counted from 1, as everywhere."""
     def short(numbers: Iterable[int]) -> str:
         shown = [str(n) for n in list(numbers)[:SHOWN]]
         return ", ".join(shown) + (f" and {len(samples) - SHOWN} more" if len(samples) > SHOWN else "")
 
-    text = f"samples of the batch: {short(samples)}"
-    return text if rows is None else f"{text} (samples {short(rows[s] for s in samples)} of data {source}, from 0)"
+    text = f"{'structures' if packed else 'samples'} of the batch: {short(samples)}"
+    if rows is None:
+        return text
+    if packed:
+        return f"{text} (frame{'s' if len(samples) > 1 else ''} {short(rows[s] + 1 for s in samples)} of data {source})"
+    return f"{text} (samples {short(rows[s] for s in samples)} of data {source}, from 0)"

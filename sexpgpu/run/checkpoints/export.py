@@ -18,7 +18,8 @@ from safetensors.torch import save_file
 
 from sexpgpu.diagnostics import fail, problem
 from sexpgpu.run.checkpoints.find import Found
-from sexpgpu.run.checkpoints.store import saved_schema, tensors
+from sexpgpu.run.checkpoints.header import saved_schema
+from sexpgpu.run.checkpoints.store import tensors
 from sexpgpu.run.storage.file import sync_file
 
 #: what an export takes of a checkpoint; `opt/` stays behind

@@ -16,15 +16,13 @@ import torch
 
 from sexpgpu.diagnostics import SexpError, problem
 from sexpgpu.run.checkpoints.find import ROLE, Found, step_sizes, whole
+from sexpgpu.run.checkpoints.header import unreadable
 from sexpgpu.run.checkpoints.manifest import NAME, Manifest, Torn, read_file
 from sexpgpu.run.checkpoints.tensors import (
     decode,
     encode,
     groups,
-    header_length,
     health,
-    parse_header,
-    schema_of,
     state_digest,
 )
 from sexpgpu.run.checkpoints.writer import Cancel
@@ -161,25 +159,6 @@ def prune(storage: Storage, run_id: str, step: int, keep: int, best: int | None 
         storage.delete(f"step-{number}/{name}" for name in names if name != NAME)
 
 
-def saved_schema(found: Found) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Name -> (dtype, shape) from the headers alone; nothing of a tensor's size is allocated. Raises E-CKPT-002."""
-    schema: dict[str, tuple[str, tuple[int, ...]]] = {}
-    for entry in found.manifest.files:
-        try:
-            data = found.files.get(entry["name"])
-            length = header_length(found.place.read(entry["name"], 0, 8) if data is None else bytes(data[:8]))
-            schema |= schema_of(parse_header(found.place.read(entry["name"], 8, 8 + length) if data is None else bytes(data[8 : 8 + length])))
-        except (Torn, ValueError, KeyError, TypeError, RecursionError) as error:
-            raise _unreadable(found, entry, error) from None
-    return schema
-
-
-def file_schema(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Of one safetensors file. Raises Torn, OSError, ValueError, KeyError, TypeError or RecursionError."""
-    with open(path, "rb") as file:
-        return schema_of(parse_header(file.read(header_length(file.read(8)))))
-
-
 def load(found: Found) -> dict[str, torch.Tensor]:
     """Every tensor of a checkpoint whose schema was compared, the digest of the whole state computed anew.
 
@@ -200,9 +179,4 @@ def tensors(found: Found) -> Iterator[tuple[str, torch.Tensor]]:
             data = found.files.pop(entry["name"], None)  # gone after this: the tensors keep it
             yield from decode(read_file(found.place, entry) if data is None else data)
         except (Torn, ValueError, KeyError, TypeError, RecursionError) as error:
-            raise _unreadable(found, entry, error) from None
-
-
-def _unreadable(found: Found, entry: Mapping[str, Any], error: Exception) -> SexpError:
-    return problem("E-CKPT-002", f"the checkpoint file {found.folder}/{entry['name']} cannot be read: {error}",
-                   help="--resume latest takes the newest whole one of a location")
+            raise unreadable(found, entry, error) from None

@@ -14,13 +14,10 @@ from typing import Any
 
 import torch
 
+from sexpgpu.run.checkpoints.header import header_length, parse_header
 from sexpgpu.run.checkpoints.manifest import Torn
 
 PART_BYTES = 2 << 30
-HEADER_BYTES = 64 << 20
-#: the word of the IR <- the word of a safetensors header
-DTYPES = {"F64": "f64", "F32": "f32", "F16": "f16", "BF16": "bf16", "I64": "i64", "I32": "i32", "I16": "i16",
-          "I8": "i8", "U8": "u8", "U16": "u16", "BOOL": "bool"}
 _TORCH: dict[str, torch.dtype] = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
     "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "U16": torch.uint16, "BOOL": torch.bool}
@@ -60,28 +57,6 @@ def encode(tensors: Mapping[str, torch.Tensor]) -> list[bytes | memoryview]:
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return [struct.pack("<Q", len(text)) + text, *pieces]
-
-
-def header_length(head: bytes) -> int:
-    """Bytes of the header that these first eight announce; raises Torn."""
-    length = struct.unpack("<Q", head)[0] if len(head) == 8 else -1
-    if not 2 <= length <= HEADER_BYTES:
-        raise Torn("its header is not of a size that can be")
-    return int(length)
-
-
-def parse_header(text: bytes) -> dict[str, Any]:
-    """Name -> entry; raises Torn, ValueError or RecursionError."""
-    header = json.loads(text)
-    if not isinstance(header, dict):
-        raise Torn("its header is no object")
-    return {name: entry for name, entry in header.items() if name != "__metadata__"}
-
-
-def schema_of(header: Mapping[str, Any]) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Name -> (dtype, shape); raises KeyError, TypeError or ValueError for entries that are not as they should be."""
-    return {name: (DTYPES.get(entry["dtype"], str(entry["dtype"])), tuple(int(size) for size in entry["shape"]))
-            for name, entry in header.items()}
 
 
 def decode(data: bytearray) -> Iterator[tuple[str, torch.Tensor]]:

@@ -74,8 +74,7 @@ def _in_epoch(index: np.ndarray, n: int, seed: int, epoch: int) -> np.ndarray:
 @lru_cache(maxsize=2)
 def _whole_epoch(n: int, seed: int, epoch: int) -> np.ndarray:
     """The same numbers as `permute` gives one by one: a few dozen numpy calls an epoch instead of a step."""
-    keys, size = round_keys(seed, epoch), 4 ** _half(n)
-    table = permute(np.arange(size, dtype=np.int64), size, keys)  # the network alone: nothing lies outside to walk on
+    table = _network(_half(n), round_keys(seed, epoch))  # alone: nothing lies outside to walk on
     order = table[:n].copy()
     outside = np.flatnonzero(order >= n)
     while outside.size:
@@ -83,6 +82,16 @@ def _whole_epoch(n: int, seed: int, epoch: int) -> np.ndarray:
         outside = outside[order[outside] >= n]
     order.setflags(write=False)
     return order
+
+
+def _network(half: int, keys: np.ndarray) -> np.ndarray:
+    """Where the Feistel network takes each of 0 … 4^half-1 (int64). A round's function is made once for each value of a half."""
+    values, top = np.arange(1 << half, dtype=np.uint64), np.uint64(64 - half)
+    left, right = np.repeat(np.arange(1 << half), 1 << half), np.tile(np.arange(1 << half), 1 << half)
+    for key in keys:
+        turned = (_mix(values * np.uint64(0x9E3779B97F4A7C15) + key) >> top).astype(np.int64)
+        left, right = right, left ^ turned[right]
+    return (left << half) | right
 
 
 def cursor(n: int, batch: int, step: int) -> tuple[int, int]:

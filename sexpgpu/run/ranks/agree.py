@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
+
+import numpy as np
 
 from sexpgpu.run.best import Best
 from sexpgpu.run.checkpoints.writer import Outcome
-from sexpgpu.run.data.feed import EvalFeed
+from sexpgpu.run.data.feed import EvalFeed, Feed
 from sexpgpu.run.events import EvalDone
 from sexpgpu.run.loop import Controls
 from sexpgpu.run.program import Program
 from sexpgpu.run.ranks.collectives import Collectives
+from sexpgpu.run.signals import Halted
 
 
 class AgreedControls:
@@ -63,14 +67,48 @@ class AgreedBest:
         return bool(self._team.sum_floats([float(better) if self._team.rank == 0 else 0.0])[0])
 
 
+class AgreedFeed:
+    """A feed whose batches may wait for their data: a rank goes on with one when every rank has its own. Where a signal ended the wait
+    of one, the others leave theirs too (Halted), and none stays alone in the sums of a step. `largest`: of the ranks' numbers;
+    the thread that makes batches ahead asks, too, so no other question goes that way."""
+
+    def __init__(self, feed: Feed, largest: Callable[[int], int]):
+        self._feed, self._largest = feed, largest
+
+    def batch(self, step: int) -> dict[str, np.ndarray]:
+        with together(self._largest):
+            return self._feed.batch(step)
+
+    def cursor(self, step: int) -> tuple[int, int]:
+        return self._feed.cursor(step)
+
+    def ready(self, step: int) -> None:
+        self._feed.ready(step)
+
+    def numbers(self, step: int) -> np.ndarray:
+        return self._feed.numbers(step)
+
+
+@contextmanager
+def together(largest: Callable[[int], int]) -> Iterator[None]:
+    """Raises Halted on every rank where it was raised on one."""
+    halted = None
+    try:
+        yield
+    except Halted as stop:
+        halted = stop
+    if largest(int(halted is not None)):
+        raise Halted
+
+
 class Shares:
     """An evaluation's feed, its batches dealt out to the ranks in turn; None where there is none left for this rank.
 
-    Whole batches, so that each has the numbers that it has on one device.
+    Whole batches, so that each has the numbers that it has on one device. `agree`: where a batch may wait for its data.
     """
 
-    def __init__(self, feed: EvalFeed, rank: int, ranks: int):
-        self._feed, self._rank, self._ranks = feed, rank, ranks
+    def __init__(self, feed: EvalFeed, rank: int, ranks: int, agree: Callable[[Sequence[int]], Callable[[], list[int]]] | None = None):
+        self._feed, self._rank, self._ranks, self._agree = feed, rank, ranks, agree
 
     def __len__(self) -> int:
         return len(self._feed)
@@ -78,7 +116,16 @@ class Shares:
     def __iter__(self) -> Iterator[Any]:
         for first in range(0, len(self._feed), self._ranks):
             number = first + self._rank
-            yield self._feed.batch(number) if number < len(self._feed) else None
+            if self._agree is None:
+                yield self._own(number)
+                continue
+            agree = self._agree
+            with together(lambda halted: agree([halted])()[0]):
+                batch = self._own(number)
+            yield batch
+
+    def _own(self, number: int) -> Any:
+        return self._feed.batch(number) if number < len(self._feed) else None
 
     def joined(self, team: Collectives, names: Sequence[str], own: Sequence[Mapping[str, tuple[float, float]]]) -> list[dict[str, tuple[float, float]]]:
         """The metrics of every batch in order, from those of this rank's."""

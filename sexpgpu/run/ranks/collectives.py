@@ -90,6 +90,7 @@ class Collectives:
         self._store = dist.TCPStore(store[0], store[1], None, place.rank == 0, MEETING, wait_for_workers=False, multi_tenant=False,
                                     master_listen_fd=None if listening is None else listening.detach())
         self._control = self._gloo("control", place.rank, place.ranks)
+        self._beside = self._gloo("beside", place.rank, place.ranks)
         if device == "cuda":
             prepare(os.environ, address)
         self._world = self._group("world", place.rank, place.ranks)
@@ -125,8 +126,12 @@ class Collectives:
     # -- tensors of the run's device
 
     def waiting(self, what: str) -> AbstractContextManager[None]:
-        """Around a wait of the host for the device, which waits for the other ranks."""
-        return self._member.collective(what)
+        """Around a wait of the host for the device, which does its own work and waits for the other ranks."""
+        return self._member.collective(what, counts=False)
+
+    def waited(self, seconds: float) -> None:
+        """So long the device waited for them: no time of this rank's own."""
+        self._member.waited(seconds)
 
     def _settle(self) -> None:
         if self._device == "cuda":
@@ -263,6 +268,15 @@ class Collectives:
             return [int(value) for value in tensor.tolist()]
 
         return wait
+
+    def largest_beside(self, value: int) -> int:
+        """The largest over ranks, for a thread beside the one that all else is asked from."""
+        tensor = torch.tensor([value])
+        options = dist.AllreduceOptions()
+        options.reduceOp = dist.ReduceOp.MAX
+        with self._member.collective("agreement on data"):
+            self._beside.allreduce([tensor], options).wait()
+        return int(tensor.item())
 
     def wait_for_all(self) -> None:
         """Returns when every rank called it."""

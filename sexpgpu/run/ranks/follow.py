@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,7 +14,7 @@ from sexpgpu.run.options import RunPlan
 from sexpgpu.run.program import Program, StepResult
 from sexpgpu.run.ranks.agree import Silent
 from sexpgpu.run.ranks.team import Team
-from sexpgpu.run.signals import Signals
+from sexpgpu.run.signals import Halted, Signals
 
 
 def data_facts(data: BoundData) -> dict[str, str]:
@@ -25,7 +26,11 @@ def follow(plan: RunPlan, signals: Signals) -> int:
     """Runs this rank's part of `plan` to its end; the exit code, which is rank 0's too."""
     team: Team = plan.team
     place, member = team.place, team.member
-    data = bind(plan.run, plan.bounds, rank=place.rank, ranks=place.ranks)
+    try:
+        with signals.at_once():
+            data = bind(plan.run, plan.bounds, stopping=signals.stopping, rank=place.rank, ranks=place.ranks)
+    except Halted:
+        return 128 + int(signals.stopping() or signal.SIGTERM)
     try:
         member.meet("data", data_facts(data))
         member.on(PhaseChanged("compiling", 0))
@@ -58,7 +63,7 @@ def _train(team: Team, plan: RunPlan, program: Program, data: BoundData, begin: 
 
     team.member.on(Started(first, plan.run.steps))
     code = 0
-    for event in train(program, plan.run, team.feeds(data.feeds), first, plan.run.steps, controls=controls, saver=Silent(program) if keeps else None,
+    for event in train(program, plan.run, team.feeds(data.feeds, data.waits), first, plan.run.steps, controls=controls, saver=Silent(program) if keeps else None,
                        durable_step=begin["_durable"], best=team.best(best), owed=begin["_owed"], autopsy=autopsy):
         team.member.on(event)
         if isinstance(event, Stopped):

@@ -48,7 +48,8 @@ class Member:
         self._answers: dict[str, dict[str, Any]] = {}
         self._answered = threading.Condition()
         self._phase, self._step, self._made, self._done = "starting", 0, 0, 0
-        self._collective, self._number, self._waiting = "", 0, False
+        self._collective, self._number, self._waiting = "", 0, 0  # waiting: how many of its threads do
+        self._counting = threading.Lock()
         self._waited = 0.0  # seconds in collectives, in all
         self._mark = (time.monotonic(), 0.0)
         self._own: deque[float] = deque(maxlen=20)  # seconds a step without waiting
@@ -89,12 +90,13 @@ class Member:
         self._done += 1
 
     @contextlib.contextmanager
-    def collective(self, name: str, waits: bool = True) -> Iterator[None]:
-        """Around a collective. One that breaks ends in `lost`; `waits` is false where it is only begun."""
+    def collective(self, name: str, waits: bool = True, counts: bool = True) -> Iterator[None]:
+        """Around a collective. One that breaks ends in `lost`; `waits` is false where it is only begun, `counts` where its time is this
+        rank's own work, too."""
         self._number += 1
         self._collective, begin = f"{name} {self._number}", time.monotonic()
         self._done += 1
-        self._waiting = waits
+        self._wait(int(waits))
         try:
             yield
         except RuntimeError as error:
@@ -102,19 +104,29 @@ class Member:
                 raise
             self.lost(str(error))
         finally:
-            self._waiting = False
+            self._wait(-int(waits))
         self._done += 1
-        self._waited += time.monotonic() - begin
+        if counts:
+            self._waited += time.monotonic() - begin
+
+    def waited(self, seconds: float) -> None:
+        """So long a device waited for other ranks."""
+        self._waited += seconds
+
+    def _wait(self, more: int) -> None:
+        with self._counting:
+            self._waiting += more
 
     # -- what it tells
 
     def meet(self, name: str, facts: Mapping[str, Any]) -> dict[str, Any]:
         """Waits until every rank is here, with the same facts; what rank 0's `_…` facts say. Ends the process otherwise."""
-        self._waiting, self._collective = True, f"meeting {name}"
+        self._collective = f"meeting {name}"
+        self._wait(1)
         self._send({"meet": name, "facts": dict(facts)})
         with self._answered:
             self._answered.wait_for(lambda: name in self._answers)
-        self._waiting = False
+        self._wait(-1)
         self.progress()
         return self._answers.pop(name)
 
@@ -127,7 +139,7 @@ class Member:
     def lost(self, why: str) -> NoReturn:
         """A collective broke: the cause is elsewhere, and the supervisors will find it. This process waits for its end."""
         with contextlib.suppress(Closed):
-            self._waiting = True
+            self._wait(1)
             self._send({"beat": self._facts()})
             self._send({"lost": why.splitlines()[0][:300] if why else "the connection broke"})
         time.sleep(2 * ORPHANED)
@@ -183,7 +195,7 @@ class Member:
         stack = traceback.extract_stack(frame)[-FRAMES:] if frame is not None else []
         own = list(self._own)
         return {"phase": self._phase, "step": self._step, "made": self._made, "done": self._done, "collective": self._collective,
-                "waiting": self._waiting, "seconds": round(sum(own) / len(own), 6) if own else None,
+                "waiting": self._waiting > 0, "seconds": round(sum(own) / len(own), 6) if own else None,
                 "stack": [f"{_short(s.filename)}:{s.lineno} {s.name}" for s in stack]}
 
 

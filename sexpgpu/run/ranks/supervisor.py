@@ -76,7 +76,9 @@ class _Supervisor:
         self.finish: int | None = None
         self.heard_hub = self.pinged = self.ended_well = 0.0
         self.signals: list[int] = []
-        self.passed = 0  # signals handed to the ranks
+        self.passed = 0  # signals that were looked at
+        self.stops = 0  # of them, those that ask for the end
+        self.asked = False  # another node was asked to end, so these ranks were
         self.began = False  # every rank has been at a meeting
 
     def run(self) -> int:
@@ -324,8 +326,13 @@ class _Supervisor:
         self.judge.heard(post, time.monotonic())
         first = post * self.layout.here
         try:
-            if "stop" in message and not self.began:
-                self.finish = 128 + int(message["stop"])
+            if "stop" in message:
+                number = int(message["stop"])
+                if number not in (signal.SIGINT, signal.SIGTERM):
+                    raise Closed("it does not speak as we do")
+                if not self.began:
+                    self.finish = 128 + number
+                self._asked(number, post)
             if "rank" in message or "exited" in message:
                 rank = int(message["rank"] if "rank" in message else message["exited"][0])
                 if not first <= rank < first + self.layout.here:
@@ -344,6 +351,8 @@ class _Supervisor:
                 self.heard_hub = time.monotonic()
                 if "answer" in message:
                     self._answer(message["answer"])
+                elif "stop" in message:
+                    self._asked(int(message["stop"]))
                 elif "end" in message:
                     self.verdict = verdict_from(message["end"])
                 elif "finish" in message:
@@ -384,17 +393,41 @@ class _Supervisor:
             self._to_hub({"exited": [child.rank, child.code]})
 
     def _pass_signals(self) -> None:
-        """To this node's ranks; they agree with the others on the step. A second SIGINT or SIGTERM ends at once."""
+        """To this node's ranks, which agree with the others on the step. The first SIGINT or SIGTERM goes to every node, so that one
+        whose ranks wait for data ends too; a second one here ends at once."""
         while self.passed < len(self.signals):
             number = self.signals[self.passed]
-            if not self.began and number != signal.SIGUSR1:  # nobody can agree on a step yet
-                self.finish = 128 + number
-                self._to_hub({"stop": number})
-            for child in self.children:
-                if child.code is None:
-                    with contextlib.suppress(OSError):
-                        child.process.send_signal(number)
             self.passed += 1
+            if number == signal.SIGUSR1:
+                self._signal(number)
+                continue
+            self.stops += 1
+            if not self.began:  # nobody can agree on a step yet
+                self.finish = 128 + number
+            if self.stops > 1 or not self.asked:
+                self._signal(number)
+            if self.stops == 1:
+                self._to_hub({"stop": number})
+                self._to_posts({"stop": number})
+
+    def _asked(self, number: int, by: int | None = None) -> None:
+        """The end that another node was asked for; where this one was asked too, it is the same wish."""
+        self._to_posts({"stop": number}, by)
+        if not self.asked and not self.stops:
+            self.asked = True
+            self._signal(number)
+
+    def _signal(self, number: int) -> None:
+        for child in self.children:
+            if child.code is None:
+                with contextlib.suppress(OSError):
+                    child.process.send_signal(number)
+
+    def _to_posts(self, message: Mapping[str, Any], but: int | None = None) -> None:
+        for post, wire in self.posts.items():
+            if post != but:
+                with contextlib.suppress(Closed):
+                    wire.send(message)
 
     # -- the end
 

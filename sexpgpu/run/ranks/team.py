@@ -15,7 +15,7 @@ from sexpgpu.run.loop import Controls, Feeds, Parts
 from sexpgpu.run.options import RunPlan
 from sexpgpu.run.plain import plain_knobs
 from sexpgpu.run.program import StepResult
-from sexpgpu.run.ranks.agree import AgreedBest, AgreedControls, Shares
+from sexpgpu.run.ranks.agree import AgreedBest, AgreedControls, AgreedFeed, Shares
 from sexpgpu.run.ranks.collectives import Collectives, listen
 from sexpgpu.run.ranks.layout import Place
 from sexpgpu.run.ranks.member import Member
@@ -30,9 +30,11 @@ class Team:
     collectives: Collectives
     threads: int = 1
 
-    def feeds(self, feeds: Feeds) -> Feeds:
-        """A rank's feeds, its evaluations' batches dealt out."""
-        evals = {name: Shares(feed, self.place.rank, self.place.ranks) for name, feed in feeds.evals.items() if isinstance(feed, EvalFeed)}
+    def feeds(self, feeds: Feeds, waits: bool = False) -> Feeds:
+        """A rank's feeds, its evaluations' batches dealt out. waits: a batch may wait for its data, and a signal end that."""
+        agree = self.collectives.begin_largest if waits else None
+        train = AgreedFeed(feeds.train, self.collectives.largest_beside) if waits else feeds.train
+        evals = {name: Shares(feed, self.place.rank, self.place.ranks, agree) for name, feed in feeds.evals.items() if isinstance(feed, EvalFeed)}
 
         def join(evaluation: Eval, parts: list[Parts]) -> list[Parts]:
             return evals[evaluation.name].joined(self.collectives, [m.name for m in evaluation.metrics], parts)
@@ -40,7 +42,7 @@ class Team:
         def largest(number: int) -> int:
             return self.collectives.begin_largest([number])()[0]
 
-        return replace(feeds, evals=evals, join=join, largest=largest)
+        return replace(feeds, train=train, evals=evals, join=join, largest=largest)
 
     def controls(self, own: Controls) -> AgreedControls:
         return AgreedControls(own, self.collectives)

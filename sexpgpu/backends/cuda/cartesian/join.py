@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -168,7 +169,8 @@ def _rebuilt(results: Mapping[str, Node], groups: list[_Group], origins: Origins
             stack += waiting
             continue
         stack.pop()
-        new = _made(node, done) if found is None else _joint(*found, operands[id(found[0])], done)
+        with nullcontext() if origins is None else origins.at(origins.of(node)):
+            new = _made(node, done) if found is None else _joint(*found, operands[id(found[0])], done)
         if origins is not None and new is not node and node in origins.table:
             origins.add(new, origins.of(node))
         done[node] = new

@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from fractions import Fraction
 from functools import cache
+from itertools import zip_longest
 from typing import NamedTuple
 
 from sexpgpu.backends.cuda.cartesian.product import Output, Product
@@ -50,15 +51,17 @@ def pieces(dtype: str) -> int:
 
 
 @cache
-def generate(product: Product, mode: str, ranks: tuple[int, ...], shape: Lanes) -> Kernel:
-    """The kernel that makes the product's outputs from the paths into these result ranks."""
-    return _Writer(product, mode, ranks, shape).write()
+def generate(product: Product, mode: str, numbers: tuple[int, ...], shape: Lanes) -> Kernel:
+    """The kernel that makes the product's outputs from the paths of these numbers."""
+    return _Writer(product, mode, numbers, shape).write()
 
 
 class _Writer:
-    def __init__(self, product: Product, mode: str, ranks: tuple[int, ...], shape: Lanes):
-        self.p, self.mode, self.ranks, self.shape = product, mode, ranks, shape
-        self.paths = [(n, path) for n, path in enumerate(product.form.paths) if path.result in ranks]
+    def __init__(self, product: Product, mode: str, numbers: tuple[int, ...], shape: Lanes):
+        self.p, self.mode, self.shape = product, mode, shape
+        # one rank after another of what is read by edge, so that few components live at once
+        key = (lambda p: (p.second, p.first, p.result)) if mode == "sender" else (lambda p: (p.first, p.second, p.result))
+        self.paths = sorted(((n, product.form.paths[n]) for n in numbers), key=lambda found: key(found[1]))
         self.head: list[str] = []
         self.body: list[str] = []
         self.tail: list[str] = []
@@ -68,7 +71,8 @@ class _Writer:
         self.used = tuple(sorted({number for o in product.outputs for use in o.uses for number in use}))
         self.edges = range(shape.deep)
         self.wide = range(shape.wide)
-        self.values: dict[tuple[int, int], list[list[str]]] = {}  # (operand, component) -> [edge][channel] names
+        self.values: dict[tuple[int, int, int], list[str]] = {}  # (operand, component, edge) -> names by channel
+        self.opened: set[str] = set()  # sums by edge that have begun
         self.low = product.dtype == "bf16"
 
     def put(self, text: str, lines: list[str] | None = None) -> None:
@@ -84,14 +88,16 @@ class _Writer:
     def write(self) -> Kernel:
         self._open()
         self._sums()
-        needs = [sorted(self._needs(n, path)) for n, path in self.paths]
-        reach = 2 if len(self.used) <= 4 else 1
-        for at, (n, path) in enumerate(self.paths):
-            for ahead in range(at, min(at + reach + 1, len(needs))):
-                for key in needs[ahead]:
-                    if not self.p.factored(key[0]) or ahead <= at + 1:
-                        self._load(*key)
-            self._path(n, path)
+        units = [(n, path, e) for n, path in self.paths for e in self.edges]
+        needs = [sorted(self._needs(n, path)) for n, path, _ in units]
+        reach = self.shape.deep if len(self.used) > 4 else 2
+        for at, (n, path, e) in enumerate(units):
+            for ahead in range(at, min(at + reach + 1, len(units))):
+                for number, component in needs[ahead]:
+                    self._load(number, component, units[ahead][2])
+            self._on_edge(n, path, e)
+            if e == self.edges[-1] and path.second not in [p.second for _, p, _ in units[at + 1 :]]:
+                self._rows_of_sums(path.second)
         self._close()
         return Kernel(self._text(), self.used, tuple(range(len(self.p.outputs))))
 
@@ -224,7 +230,8 @@ class _Writer:
         if words == 4:
             for i in range(4):
                 self.put(f"{tag}_0_{i} += {tag}_1_{i}")
-        self.values[number, path] = [[f"{tag}_0_{2 * e + v}" for v in self.wide] for e in self.edges]
+        for e in self.edges:
+            self.values[number, path, e] = [f"{tag}_0_{2 * e + v}" for v in self.wide]
 
     # --- loads ---
 
@@ -234,34 +241,34 @@ class _Writer:
                 "result": [self.p.place(n, k) for k in range(2 * path.result + 1)]}
         return {(number, i) for o in self.p.outputs for use in o.uses for number in use for i in rows[self.p.slots[number]]}
 
-    def _load(self, number: int, component: int) -> None:
-        if (number, component) in self.values:
+    def _load(self, number: int, component: int, e: int) -> None:
+        if (number, component, e) in self.values:
             return
         slot = self.p.slots[number]
         if slot == "weights" and self.p.factored(number):
             self._drawn(number, component)
             return
         hoisted, wide = self._hoisted(slot), slot != "b"
+        if hoisted and e:
+            self._load(number, component, 0)
+            self.values[number, component, e] = self.values[number, component, 0]
+            return
         lines = self.head if hoisted else self.body
         step = component * (self.p.channels(slot) // self.shape.wide if wide else 1)
-        found = []
-        for e in self.edges if not hoisted else range(1):
-            mask = f"full_{e}" if slot == "weights" else "" if self.whole or not wide else "inside"
-            options = (f", mask={mask}, other=0" if mask else "") + (', eviction_policy="evict_first"' if slot == "weights" else "")
-            word = f"tl.load(p{number}_{e} + {step}{options})"
-            tag = f"x{number}_{component}_{e}"
-            if not wide or self.shape.wide == 1:
-                self.put(f"{tag} = {f'from_bf16({word})' if self.low else word}", lines)
-                found.append([tag] * self.shape.wide)
-                continue
-            self.put(f"{tag} = {word}", lines)
-            ends = ("low_bf16", "high_bf16") if self.low else ("low", "high")
-            found.append([self.name(f"{end}({tag})", lines) for end in ends])
-        self.values[number, component] = found * (self.shape.deep if hoisted else 1)
+        mask = f"full_{e}" if slot == "weights" else "" if self.whole or not wide else "inside"
+        options = (f", mask={mask}, other=0" if mask else "") + (', eviction_policy="evict_first"' if slot == "weights" else "")
+        word, tag = f"tl.load(p{number}_{e} + {step}{options})", f"x{number}_{component}_{e}"
+        if not wide or self.shape.wide == 1:
+            self.put(f"{tag} = {f'from_bf16({word})' if self.low else word}", lines)
+            self.values[number, component, e] = [tag] * self.shape.wide
+            return
+        self.put(f"{tag} = {word}", lines)
+        ends = ("low_bf16", "high_bf16") if self.low else ("low", "high")
+        self.values[number, component, e] = [self.name(f"{end}({tag})", lines) for end in ends]
 
     def _value(self, number: int, component: int, e: int, v: int = 0) -> str:
-        self._load(number, component)
-        return self.values[number, component][e][v]
+        self._load(number, component, e)
+        return self.values[number, component, e][v]
 
     # --- sums and stores ---
 
@@ -280,14 +287,17 @@ class _Writer:
 
     def _sums(self) -> None:
         for number, o in enumerate(self.p.outputs):
-            if o.target == "weights":
+            if o.target in ("b", "weights"):
                 continue
             for i in self._touched(o):
                 for name in dict.fromkeys(n for row in self._sum_names(number, i) for n in row):
                     self.put(f"{name} = tl.zeros(({32 * self.shape.warps},), tl.float32)", self.head if self._grouped(o) else self.body)
 
     def _add(self, number: int, component: int, e: int, v: int, value: str) -> None:
-        self.put(f"{self._sum_names(number, component)[e][v]} += {value}")
+        name = self._sum_names(number, component)[e][v]
+        fresh = self.p.outputs[number].target == "b" and name not in self.opened
+        self.opened.add(name)
+        self.put(f"{name} {'=' if fresh else '+='} {value}")
 
     def _store(self, number: int, row: str, component: int, values: list[str], mask: str, lines: list[str]) -> None:
         """A thread's channels of a component, side by side."""
@@ -311,12 +321,9 @@ class _Writer:
 
     def _close(self) -> None:
         for number, o in enumerate(self.p.outputs):
-            if o.target == "weights":
+            if o.target in ("b", "weights"):
                 continue
-            if o.target == "b":
-                for e in self.edges:
-                    self._row_of_sums(number, e)
-            elif self._grouped(o):
+            if self._grouped(o):
                 mask = "(line == 0)" if self.whole else "(line == 0) & inside"
                 for i in self._touched(o):
                     names = self._sum_names(number, i)[0]
@@ -339,18 +346,23 @@ class _Writer:
             first *= 2
         return found
 
-    def _row_of_sums(self, number: int, e: int) -> None:
-        """The sums over channels of an edge's row of attributes: lanes exchange halves of the row until each has a part of it summed."""
+    def _rows_of_sums(self, rank: int) -> None:
+        """After the last path of a rank of attributes: their gradients, summed over channels, are stored."""
+        for number, o in enumerate(self.p.outputs):
+            for e in self.edges if o.target == "b" else ():
+                self._row_of_sums(number, e, rank)
+
+    def _row_of_sums(self, number: int, e: int, rank: int) -> None:
+        """The sums over channels of a rank of an edge's attributes: lanes exchange halves until each has a part of it summed."""
         size = self.p.components("b")
-        held: list[str | None] = [f"s{number}_{i}_e{e}" for i in range(size)]
+        held = [f"s{number}_{i}_e{e}" for i in range(rank**2, (rank + 1) ** 2)]
         start = "0"
         room = ""
         for apart in self._strides(1, self.shape.lanes):
             half = -(-len(held) // 2)
             upper = f"((lane & {apart}) != 0)"
-            first, second = held[:half], [*held[half:], *[None] * (2 * half - len(held))]
             merged = []
-            for a, b in zip(first, second, strict=True):
+            for a, b in zip_longest(held[:half], held[half:]):
                 if b is None:
                     merged.append(self.name(f"with_lane({a}, {apart})"))
                     continue
@@ -359,10 +371,10 @@ class _Writer:
                 merged.append(self.name(f"{kept} + from_lane({sent}, {apart})"))
             start += f" + tl.where({upper}, {half}, 0)"
             room = f"tl.where({upper}, {len(held) - half}, {half})" if not room else f"tl.where({upper}, {room} - {half}, tl.minimum({room}, {half}))"
-            held = list(merged)
+            held = merged
         if room:
             self.put(f"room = {room}")
-        self.put(f"row{number} = o{number} + (warp.to(tl.int64) * edges + edge_{e}) * {size} + {start}")
+        self.put(f"row{number} = o{number} + (warp.to(tl.int64) * edges + edge_{e}) * {size} + {rank**2} + {start}")
         for i, name in enumerate(held):
             mask = f"live_{e}" + (f" & (room > {i})" if room else "")
             if self.low:
@@ -375,12 +387,8 @@ class _Writer:
 
     # --- the arithmetic of a path ---
 
-    def _path(self, n: int, path: Path) -> None:
+    def _on_edge(self, n: int, path: Path, e: int) -> None:
         entries = [(path.first**2 + t.i, path.second**2 + t.j, self.p.place(n, t.k), t.coefficient) for t in terms(path)]
-        for e in self.edges:
-            self._on_edge(n, entries, e)
-
-    def _on_edge(self, n: int, entries: list[tuple[int, int, int, Fraction]], e: int) -> None:
         cells: dict[tuple[int, int], list[tuple[int, Fraction]]] = defaultdict(list)
         for i, j, k, value in entries:
             cells[k, i].append((j, value))
@@ -419,7 +427,7 @@ class _Writer:
                         self._add(number, k, e, v, total(f"{m} * {scaled[v][i]}" for m, i in made))
         dots: dict[tuple[int, int], list[str]] = defaultdict(list)
         for c, wanted in gradients.items():
-            self._pulled(n, c, wanted, entries, e, dots, matrix)
+            self._pulled(n, c, wanted, entries, e, dots)
         for number in dict.fromkeys(number for number, _ in dots):
             values = [self.name(total(dots[number, v])) for v in self.wide]
             self._store(number, f"edge_{e}", n, values, f"full_{e}", self.body)
@@ -429,7 +437,7 @@ class _Writer:
         return {i: self.name(total(f"{self._value(f['weights'], n, e, v)} * {self._value(f['a'], i, e, v)}" for f in fills)) for i in columns}
 
     def _pulled(self, n: int, c: int, wanted: list[tuple[int, dict[str, int]]], entries: list[tuple[int, int, int, Fraction]], e: int,
-                dots: dict[tuple[int, int], list[str]], matrix: object) -> None:
+                dots: dict[tuple[int, int], list[str]]) -> None:
         """Gradients over cotangent c by way of N[i, j] = Σ_k K[i, j, k] c[k], a row of i at a time: by b it is summed with w a[i], and
         Σ_j b[j] N[i, j] serves the gradients by a and by the weights, whose parts go to `dots`."""
         by_cell: dict[int, dict[int, list[tuple[int, Fraction]]]] = defaultdict(lambda: defaultdict(list))
