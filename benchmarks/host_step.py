@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from sexpgpu.backends.cuda.flight import InFlight, Reading, Report, Room
+from sexpgpu.backends.cuda.flight import ROOMS, InFlight, Report, Room
 from sexpgpu.backends.interpreter.program import Result
 from sexpgpu.compiler import Selection, load
 from sexpgpu.experiment.model import Run
@@ -62,7 +62,7 @@ class Nothing:
 
     def room(self, count: int) -> Room:
         rooms = self.rooms.setdefault(count, [])
-        rooms.append(rooms.pop(0) if len(rooms) == 3 else Room(count, self.shapes, False))
+        rooms.append(rooms.pop(0) if len(rooms) == ROOMS else Room(count, self.shapes, False))
         return rooms[-1]
 
 

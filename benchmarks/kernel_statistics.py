@@ -1,6 +1,10 @@
-"""Registers, spills and instructions of the tensor product's kernels, compiled for sm_90 without a GPU: one JSON line a kernel.
+"""Registers, spills and instructions of kernels, compiled for sm_90 without a GPU: one JSON line a kernel. Of the tensor product's:
 
     python benchmarks/kernel_statistics.py --products "2,3,3;3,3,3" --channels 64
+
+Of a step's of example programs, with the kernels written by hand (as they stand in `examples/`, or after `:` at these knobs):
+
+    python benchmarks/kernel_statistics.py --examples "digits;char_lm;gpt2:layers=1;potential"
 
 `loop`: instructions that a warp issues for one edge and its channels of a tile; the others as cuobjdump lists them in that loop.
 """
@@ -13,6 +17,7 @@ import os
 import re
 import subprocess
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -87,13 +92,83 @@ def statistics(cubin: bytes) -> dict[str, int]:
             "atomics": count(r"\b(RED|ATOM)G?\b", every)}
 
 
+TYPES = {"f32": "*fp32", "f64": "*fp64", "bf16": "*bf16", "f16": "*fp16", "i32": "*i32", "i64": "*i64", "u8": "*u8", "u16": "*u16", "bool": "*i8"}
+
+
+def emitted(file: str, sets: tuple[str, ...]) -> Iterator[tuple[str, ASTSource, dict[str, Any]]]:
+    """Kernels of the forward and backward pass and the update of a file's first run: name, source, options."""
+    from sexpgpu import compiler
+    from sexpgpu.backends.cuda.executable import Compiled
+    from sexpgpu.compiler import Selection, load
+    from sexpgpu.passes.bounds import bounded_fields, guard_indices
+
+    loaded = load(str(Path(__file__).resolve().parents[1] / "examples" / f"{file}.lisp"), Selection(sets=sets))
+    staged = compiler.stages(loaded, next(iter(loaded.experiment.runs.values())), "cuda")
+    micro, seen = staged.micro(True), set()
+    for results in (guard_indices(micro, bounded_fields(micro), staged.traced.origins), staged.update(True)):
+        for made in Compiled(results, dict.fromkeys(results), "cuda", staged.traced.origins).emitted.values():
+            if made.source in seen:
+                continue
+            seen.add(made.source)
+            types = ["*i64" if what[0] in ("key", "draw") else "*fp32" if what[0] == "partial" and what[1].type.dtype in ("bf16", "f16") else
+                     "*i32" if what[0] == "partial" and what[1].type.dtype == "bool" else TYPES[what[1].type.dtype] for what in made.arguments]
+            signature = {f"p{i}": type_ for i, type_ in enumerate(types)}
+            aligned = {(i,): [["tt.divisibility", 16]] for i in range(len(types))}
+            yield made.name, ASTSource(modules.load(made.source, made.name), signature, {}, aligned), {"num_warps": made.warps}
+
+
+def by_hand() -> Iterator[tuple[str, ASTSource, dict[str, Any]]]:
+    """The kernels of `kernels.py` and `attention.py` at GPT-2's sizes."""
+    from sexpgpu.backends.cuda import attention
+    from sexpgpu.backends.cuda import kernels as hand
+
+    def source(function: Any, pointers: dict[str, str], constants: dict[str, Any]) -> ASTSource:
+        names = function.arg_names
+        signature = {n: "constexpr" if n in constants else pointers.get(n, "i32") for n in names}
+        aligned = {(i,): [["tt.divisibility", 16]] for i, n in enumerate(names) if n not in constants}
+        return ASTSource(function, signature, constants, aligned)
+
+    yield "finish", source(hand.finish, {"table": "*i64"}, {"PARTS": 32, "WIDE": 128}), {"num_warps": 4}
+    low = {"logits": "*bf16", "labels": "*i32", "ct": "*fp32", "losses": "*fp32"}
+    for wide, warps in ((8192, 16), (4096, 8)):
+        constants = {"CLASSES": 50304, "WIDE": wide, "LOW": True, "GRAD": True, "STAGES": 3}
+        yield f"entropy_rows {wide}", source(hand.entropy_rows, low, constants), {"num_warps": warps}
+    half = {n: "*bf16" for n in ("Q", "K", "V", "Ct", "Out", "DQ", "DK", "DV")} | {n: "*fp32" for n in ("Lse", "Delta")}
+    shared = {"D": 64, "LOW": True, "CPU": False}
+    yield "attention inner", source(attention.inner, half, shared | {"ROWS": 64}), {"num_warps": 4}
+    for name, (m, n, warps, stages) in (("by_keys", attention.KEYS), ("by_queries", attention.QUERIES)):
+        constants = shared | {"SCALE": 0.125, "CAUSAL": True, "M": m, "N": n, "EVEN": True, "END": 1024}
+        yield f"attention {name}", source(getattr(attention, name), half, constants), {"num_warps": warps, "num_stages": stages}
+
+
+def of_examples(words: str) -> None:
+    """A line for each kernel, and one for each file."""
+    todo = [(word, emitted(word.partition(":")[0], tuple(w for w in word.partition(":")[2].split(",") if w))) for word in words.split(";")]
+    for file, kernels in [*todo, ("by hand", by_hand())]:
+        rows = []
+        for name, source, options in kernels:
+            try:
+                made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+                rows.append({"file": file, "kernel": name, "warps": options["num_warps"], "shared": made.metadata.shared, **statistics(made.asm["cubin"])})
+            except Exception as error:
+                rows.append({"file": file, "kernel": name, "error": f"{type(error).__name__}: {error}"[:400]})
+            print(json.dumps(rows[-1]), flush=True)
+        fine = [r for r in rows if "error" not in r]
+        print(json.dumps({"file": file, "triton": triton.__version__, "kernels": len(rows), "failed": len(rows) - len(fine),
+                          "most registers": max((r["registers"] for r in fine), default=0), "with a stack": [[r["kernel"], r["spilled"]] for r in fine if r["spilled"]]}), flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--products", default="0,3,3;1,3,3;2,3,3;1,1,1;2,2,2;3,3,3")
     parser.add_argument("--channels", type=int, default=64)
     parser.add_argument("--kinds", default="csr", help="of csr,edge,rows,f64,bf16")
     parser.add_argument("--tile", help="rows,channels,warps instead of the default")
+    parser.add_argument("--examples", help="example files, with ; between them, instead of products")
     given = parser.parse_args()
+    if given.examples:
+        of_examples(given.examples)
+        return
     for kind in given.kinds.split(","):
         for ranks in given.products.split(";"):
             report(kind, ranks, given)

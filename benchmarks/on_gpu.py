@@ -122,6 +122,20 @@ def ops(seconds: float, folder: Path) -> dict[str, Any]:
     return {"ok": not failures, "graphs": count, "failures": len(failures), "first": failures[:12]}
 
 
+def flights(seconds: float, folder: Path) -> dict[str, Any]:
+    """Launches of several steps, two in the air: the bits of the state whatever goes together, is logged, is resumed; a NaN, an index."""
+    script = str(ROOT / "tests/cuda/flights_in_triton.py")
+    cases = ("digits", "digits-parts", "char-lm-bf16", "batch-norm", "tapped", "falls", "index", "loop")
+    found = together({n: ([script, n], {"TESTED_DEVICE": "cuda"}) for n in cases}, seconds)
+    failures = []
+    for name, done in found.items():
+        if done.code != 0 or not done.out.strip():
+            failures.append(f"{name}: {done.trouble()}")
+            continue
+        failures += [f"{name}: {text}" for text in json.loads(done.out.strip().splitlines()[-1])["failures"]]
+    return {"ok": not failures, "failures": len(failures), "first": failures[:12]}
+
+
 def follow(seconds: float, folder: Path) -> dict[str, Any]:
     """digits and char_lm in f32 on the device, beside the interpreter on this machine's CPU: the largest relative difference of a loss."""
     jobs = {}
@@ -324,6 +338,7 @@ def script(*words: str) -> Callable[[float, Path], dict[str, Any]]:
 #: name -> (what it does, seconds that it may take)
 PARTS: dict[str, tuple[Callable[[float, Path], dict[str, Any]], float]] = {
     "ops": (ops, 150),
+    "flights": (flights, 90),
     "follow": (follow, 90),
     "repeat": (repeat, 150),
     "numerics": (numerics, 180),

@@ -103,18 +103,31 @@ itself into rank 0, over 2l+1; it is averaged over ranks and channels. The shape
     (* (* x (rsqrt (+ m eps))) (spread-ranks (param "weight" [ranks c] :init ones)))))
 
 (deflayer interaction (x attributes radial senders receivers channels
-                         &key (l-max nil) (hidden [64 64]) (neighbours 1) (norm false))
+                         &key (l-max nil) (hidden [64 64]) (neighbours 1) (norm false)
+                              (species nil) (elements nil) (cutoff nil) (element-features 16))
   "Messages from the neighbours: features x [atoms (l+1)² c], edge attributes [edges (l+1)²] and radial functions [edges n]
 to [atoms (l-max+1)² channels]. The weights of the product are a network of the radial functions, its sum over neighbours is
-divided by √neighbours (a number or a statistic), and x is added by a map of its own. :norm true ends with a `rank-norm`."
+divided by √neighbours (a number or a statistic), and x is added by a map of its own. :norm true ends with a `rank-norm`.
+With :species, i32 [atoms] of so many :elements, the network sees the elements of both ends too, as so many features each
+times the :cutoff [edges]."
   (let* ((top (or l-max (top-rank attributes)))
          (h (rank-linear x channels :name "first"))
          (paths (product-paths (top-rank h) (top-rank attributes) top))
+         (radial (if species (concat [radial (end-features species receivers elements element-features cutoff :name "receiver")
+                                             (end-features species senders elements element-features cutoff :name "sender")]
+                                     :axis 1)
+                     radial))
          (weights (scalar-mlp radial (append hidden [(* channels (length paths))]) :name "radial"))
          (messages (tensor-product h attributes weights senders receivers :l-max top))
          (mixed (rank-linear (/ messages (sqrt neighbours)) channels :paths paths :name "second"))
          (y (+ mixed (rank-linear x channels :l-max top :name "skip"))))
     (if norm (rank-norm y) y)))
+
+(deflayer end-features (species ends elements width cutoff)
+  "Trained features of the element at one end of each edge, times the cutoff, so that they go to 0 with it: species i32 [atoms],
+ends i32 [edges] and cutoff [edges] to [edges width]. They start within ±0.001."
+  (* (embedding (gather species ends) elements width :init (uniform :low -0.001 :high 0.001))
+     (reshape cutoff [(dim cutoff 0) 1])))
 
 (deflayer gate (x &key (activation normalized-sigmoid) (bias true))
   "x plus a map of x whose ranks and channels are scaled by gates, a function of the scalars. It starts as the identity.
@@ -131,28 +144,33 @@ The shape of x."
                   (range (length factors)))
           :axis 1))
 
-(deflayer product-layer (x &key (correlation 3) (l-max nil) (reduced false) (norm false))
+(deflayer product-layer (x &key (correlation 3) (l-max nil) (reduced false) (norm false) (species nil) (elements nil))
   "Products of x with itself up to `correlation` factors, mixed and added: many-body terms, [n (l+1)² c] ->
 [n (l-max+1)² c]. With :reduced true the paths of a product are summed with trained weights, 1 at the start, instead of
-mixed. :norm true ends with a `rank-norm`."
+mixed. With :species, i32 [n] of so many :elements, products have trained weights for each element. :norm true ends with a
+`rank-norm`."
   (let* ((c (dim x 2))
          (top (top-rank x))
          (result (or l-max top))
-         (current (if reduced
-                      (* x (spread-ranks (+ 1 (param "path-weight-0" [(+ top 1) c] :init zeros))))
-                      (rank-linear x c :l-max (if (= correlation 1) result top) :name "mix-0")))
+         (trained (or reduced species))
+         (weights (lambda (s width)
+                    (cond ((not trained) (path-ones width))
+                          (species (+ 1 (gather (param (string "path-weight-" s) [elements width] :init zeros) species)))
+                          (else (+ 1 (param (string "path-weight-" s) [width] :init zeros))))))
+         (ranks (+ top 1))
+         (first (if trained
+                    (* x (spread-ranks (reshape (weights 0 (* ranks c)) (if species [(dim x 0) ranks c] [ranks c]))))
+                    x))
+         (current (if reduced first (rank-linear first c :l-max (if (= correlation 1) result top) :name "mix-0")))
          (total (up-to-rank current result)))
     (dolist (s (range 1 correlation))
       (let* ((reach (if (= s (- correlation 1)) result top))
              (paths (product-paths (top-rank current) top reach))
-             (width (* c (length paths))))
+             (product (tensor-product current x (weights s (* c (length paths))) :l-max reach :reduce-paths reduced)))
         (setq current
               (if reduced
-                  (scale-ranks (tensor-product current x (+ 1 (param (string "path-weight-" s) [width] :init zeros))
-                                               :l-max reach :reduce-paths true)
-                               (mapcar (lambda (rank) (/ 1 (sqrt (paths-into paths rank)))) (range (+ reach 1))))
-                  (rank-linear (tensor-product current x (path-ones width) :l-max reach) c :paths paths
-                               :name (string "mix-" s))))
+                  (scale-ranks product (mapcar (lambda (rank) (/ 1 (sqrt (paths-into paths rank)))) (range (+ reach 1))))
+                  (rank-linear product c :paths paths :name (string "mix-" s))))
         (setq total (+ total (up-to-rank current result)))))
     (let* ((mixed (if reduced (rank-linear total c :name "final") total))
            (y (+ mixed (rank-linear x c :l-max result :name "skip"))))

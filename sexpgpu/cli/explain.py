@@ -10,11 +10,11 @@ from typing import Any
 
 import click
 
-from sexpgpu.cli import output
+from sexpgpu.cli import output, threads
 from sexpgpu.cli.run import number, selection
-from sexpgpu.diagnostics import SexpErrors, fail
+from sexpgpu.diagnostics import fail
 from sexpgpu.explain.pages import codes, is_code, page
-from sexpgpu.settings import Settings, load, not_yet, positive
+from sexpgpu.settings import Settings, load, positive
 
 #: what is imported when it is needed, so that `explain E-CODE` needs no compiler
 PARTS = {
@@ -28,7 +28,9 @@ PARTS = {
     "runs": "sexpgpu.experiment.load:choose_run",
     "measured": "sexpgpu.run.measure:measured",
     "loaded": "sexpgpu.experiment.load:load",
-    "kernels": "sexpgpu.backends.cuda.report:program_lines",
+    "staged": "sexpgpu.compiler:stages",
+    "kind": "sexpgpu.explain.cost:kind",
+    "launches": "sexpgpu.explain.launches",
 }
 
 
@@ -60,17 +62,17 @@ class Asked:
 @click.option("--variant", metavar="NAME", help="Knob values of a defvariant.")
 @click.option("--set", "sets", metavar="NAME=VALUE", multiple=True, help="A knob's value; may be given several times.")
 @click.option("--ir", is_flag=True, help="Also print the graph of each run.")
-@click.option("--after", metavar="STAGE", help="Print a stage: forms, expanded, ir, differentiated, precision, simplified; of cuda: fused, plan, triton.")
+@click.option("--after", metavar="STAGE", help="Print a stage: forms, expanded, ir, differentiated, precision, simplified; of the device: fused, plan, triton.")
 @click.option("--diff", nargs=2, metavar="A B", help="What differs between two stages or variants of FILE, or between two files, or a file and a checkpoint.")
 @click.option("--why", metavar="PATH", help="Which knobs and lines decide this parameter.")
-@click.option("--device", metavar="DEVICE", default="cpu", help="Estimate the step time for cpu (the default) or h200.")
+@click.option("--device", metavar="DEVICE", help="The device that memory, step time, fused, plan and calls are of: cpu (the default), cuda, or h200.")
 @click.option("--assume", metavar="NAME=VALUE", multiple=True, help="A number of the device: flops, bandwidth, launch, memory.")
 @click.option("--assume-ranks", metavar="N", help="Plan the run for N devices: memory of each, and the bytes that they exchange.")
 @click.option("--data", is_flag=True, help="Open the data, where shapes depend on it.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 def command(
     subject: str | None, run: str | None, variant: str | None, sets: tuple[str, ...], ir: bool, after: str | None,
-    diff: tuple[str, str] | None, why: str | None, device: str, assume: tuple[str, ...], assume_ranks: str | None, data: bool,
+    diff: tuple[str, str] | None, why: str | None, device: str | None, assume: tuple[str, ...], assume_ranks: str | None, data: bool,
     as_json: bool,
 ) -> int:  # fmt: skip
     """Say what FILE means, what became of a line of it, or what the error code E-CODE means."""
@@ -80,11 +82,10 @@ def command(
         else:
             output.show(page(subject.upper()))
         return 0
-    settings = load(os.environ, {"device": device} if device == "cuda" else {})
+    settings = load(os.environ, {"device": device} if device in ("cpu", "cuda") else {})
     output.report(settings.warnings)
-    refused = [d for d in not_yet(settings) if "SEXPGPU_EXPLAIN" in d.message]
-    if refused:
-        raise SexpErrors(refused)
+    device = device or settings.device
+    part("kind")(device)
     assumed = part("assumptions")(assume) if assume else {}
     chosen = selection(settings, variant, sets)
     if subject is None:
@@ -109,19 +110,31 @@ def _screen(asked: Asked, ir: bool) -> int:
     memory = asked.settings.memory
     budget = memory * 2**30 if memory is not None else asked.assume.get("memory")
     measured: Callable[[Any], Any] = part("measured") if asked.data else lambda run: run
-    report = part("report")(asked.file, asked.run, asked.selection, asked.device, asked.assume, budget, measured, asked.ranks)
+    count = lambda operations: threads.wanted(os.environ, operations)  # noqa: E731
+    report = part("report")(asked.file, asked.run, asked.selection, asked.device, asked.assume, budget, measured, asked.ranks, count)
     output.report(report.experiment.warnings)
     for traced in report.runs:
         output.report(traced.warnings)
+    kernels = asked.settings.explain == "kernels"
     if asked.json:
-        output.show_json(part("screen").report_document(report))
-    else:
-        output.show("\n".join(part("screen").lines(report, ir)))
-        if asked.settings.explain == "kernels":
-            for name in [asked.run] if asked.run is not None else list(report.experiment.runs):
-                program = part("stages").lowered(*_named(asked, name))
-                output.show("\n".join(["", f"launches of {name} on cuda", *part("kernels")(program)]))
+        document = part("screen").report_document(report)
+        if kernels:
+            for name, run in document["runs"].items():
+                run["launches"] = part("launches").documents(_staged(asked, name), asked.device)
+        output.show_json(document)
+        return 0
+    output.show("\n".join(part("screen").lines(report, ir)))
+    if kernels:
+        for traced in report.runs:
+            kind = part("kind")(asked.device)
+            output.show("\n".join(["", f"{'calls' if kind == 'cpu' else 'launches'} of {traced.run} on {kind}", *part("launches").lines(_staged(asked, traced.run), asked.device)]))
     return 0
+
+
+def _staged(asked: Asked, name: str) -> Any:
+    """The stages of a run for the device that is asked about."""
+    loaded, run = _named(asked, name)
+    return part("staged")(loaded, part("measured")(run) if asked.data else run, part("kind")(asked.device))
 
 
 def _named(asked: Asked, name: str) -> tuple[Any, Any]:
@@ -135,14 +148,14 @@ def _traced(asked: Asked) -> list[Any]:
     stages = part("stages")
     loaded = stages.watched(asked.file, asked.selection)
     names = [asked.run] if asked.run is not None else list(loaded.experiment.runs)
-    return [stages.Traced(loaded, part("runs")(loaded.experiment, name)) for name in names]
+    return [stages.Traced(loaded, part("runs")(loaded.experiment, name), part("kind")(asked.device)) for name in names]
 
 
 def _one(asked: Asked) -> Any:
     """The run asked for, which must be named where there are several."""
     stages = part("stages")
     loaded = stages.watched(asked.file, asked.selection)
-    return stages.Traced(loaded, part("runs")(loaded.experiment, asked.run))
+    return stages.Traced(loaded, part("runs")(loaded.experiment, asked.run), part("kind")(asked.device))
 
 
 def _stage(asked: Asked, stage: str) -> int:

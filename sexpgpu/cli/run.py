@@ -38,6 +38,8 @@ STAGES = {
     "failed": "sexpgpu.run.status:failed_event",
     "execute": "sexpgpu.run.session:execute",
     "kernels": "sexpgpu.backends.cuda.report:program_lines",
+    "calls": "sexpgpu.backends.interpreter.report:report_lines",
+    "memory": "sexpgpu.explain.memory",
     "place": "sexpgpu.run.ranks.layout:taken_place",
     "layout": "sexpgpu.run.ranks.layout:layout_of",
     "member": "sexpgpu.run.ranks.member:Member",
@@ -159,6 +161,8 @@ def _compile_and_execute(arguments: Arguments, signals: Any, status: Any) -> int
     known = None if member is not None and member.place.rank else stored(settings, loaded.experiment.file, run.name)
     count = threads.prepare(os.environ, operations // ranks, known, 1 if member is None else member.place.each)
     opened = device.begin(settings, run.deterministic, run.deterministic_at, None if member is None else member.place.device)
+    if member is None or not member.place.rank:
+        check_memory(loaded, run, settings, count, ranks)
     planned = plan(loaded, run, traced, count, settings, arguments.sets, opened)
     output.report(compiler.mixes(traced, run, ranks))
     if ranks > 1:
@@ -183,8 +187,8 @@ def among(planned: Any, loaded: Any, chosen: Any, count: int, settings: Settings
 
     def build() -> Any:
         program = compiler.program(compiler.stages(loaded, run, settings.device, ranks), settings.device, team.threads, team=team.collectives, **more)
-        if settings.explain == "kernels" and not member.place.rank:
-            output.say("\n".join(stage("kernels")(program)))
+        if not member.place.rank:
+            show_kernels(program, settings, ranks)
         return program
 
     return replace(planned, run=run, team=team, step_graphs=graphs, compile=build)
@@ -193,6 +197,24 @@ def among(planned: Any, loaded: Any, chosen: Any, count: int, settings: Settings
 def at_device(settings: Settings, opened: Any) -> dict[str, Any]:
     """What a GPU's program takes more than the CPU's."""
     return {"opened": opened, "budget": None if settings.memory is None else int(settings.memory * 2**30)}
+
+
+def show_kernels(program: Any, settings: Settings, ranks: int = 1) -> None:
+    """`SEXPGPU_EXPLAIN=kernels`: the launches of the program, or the interpreter's calls."""
+    if settings.explain == "kernels":
+        output.say("\n".join(stage("kernels")(program) if settings.device == "cuda" else stage("calls")(program.staged, ranks)))
+
+
+def check_memory(loaded: Any, run: Any, settings: Settings, count: int, ranks: int) -> None:
+    """E-MEM-002 where the interpreter's plan is over SEXPGPU_MEMORY; on a GPU the program itself says so."""
+    if settings.memory is None or settings.device != "cpu":
+        return
+    memory = stage("memory")
+    planned = lambda other: memory.planned(loaded, other, "cpu", count, ranks)  # noqa: E731
+    found = planned(run)
+    fitting = memory.fits(found, run, settings.memory * 2**30, planned, ranks)
+    if not fitting.fits:
+        raise memory.refuse(fitting, found, settings.of("memory").via)
 
 
 REHEARSAL = 2  # steps: the second one has optimizer state
@@ -225,11 +247,9 @@ def plan(loaded: Any, run: Any, traced: Any, count: int, settings: Settings, set
     compiler = stage("compiler")
 
     def build() -> Any:
-        if opened is None:
-            return compiler.program(compiler.stages(loaded, run), "cpu", count)
-        program = compiler.program(compiler.stages(loaded, run, "cuda"), "cuda", count, **at_device(settings, opened))
-        if settings.explain == "kernels":
-            output.say("\n".join(stage("kernels")(program)))
+        more = {} if opened is None else at_device(settings, opened)
+        program = compiler.program(compiler.stages(loaded, run, settings.device), settings.device, count, **more)
+        show_kernels(program, settings)
         return program
 
     return stage("plan")(

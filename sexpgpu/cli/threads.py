@@ -8,7 +8,7 @@ two starts of a file on one machine choose alike, and a resume takes what the ma
 from __future__ import annotations
 
 import os
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 
 # The one rule: it must be known before torch is imported, so it lives here and not in the backend.
 SMALL_STEP = 200_000_000
@@ -30,6 +30,14 @@ def choose(cores: int, operations: int | None) -> int:
     return max(1, min(cores, MOST, operations // PER_THREAD))
 
 
+def wanted(environ: Mapping[str, str], operations: int | None, stored: int | None = None, processes: int = 1) -> int:
+    """The thread count that a run would have: what the user set; then the checkpoint's; then the rule."""
+    given = environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+    if given.isdecimal() and int(given) > 0:
+        return int(given)
+    return stored or choose(max(1, cores() // processes), operations)
+
+
 def prepare(environ: MutableMapping[str, str], operations: int | None, stored: int | None = None, processes: int = 1) -> int:
     """Set what is not set; the thread count. What the user set stands; then the checkpoint's count; then the rule.
 
@@ -37,11 +45,9 @@ def prepare(environ: MutableMapping[str, str], operations: int | None, stored: i
 
     Call it with `os.environ` before the first import of torch.
     """
-    threads = stored or choose(max(1, cores() // processes), operations)
-    given = environ.get("OMP_NUM_THREADS", "")
-    if given.split(",")[0].isdecimal() and int(given.split(",")[0]) > 0:
-        threads = int(given.split(",")[0])
-    else:
+    threads = wanted(environ, operations, stored, processes)
+    given = environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+    if not (given.isdecimal() and int(given) > 0):
         environ["OMP_NUM_THREADS"] = str(threads)
     defaults = {"OMP_WAIT_POLICY": "passive", "MKL_NUM_THREADS": str(threads)}
     if not environ.get("PYTORCH_ALLOC_CONF"):

@@ -1,15 +1,20 @@
 """The process that compiles kernels and compares them with the interpreter: `python -m sexpgpu.doctor.kernels`, a question on stdin.
 
-Without a file it asks each device for one small graph, in value and gradient. With one, each graph of each run (a step's forward and
-backward, the update, every evaluation) over a few samples of its own data: launch by launch beside the interpreter at the same
-precision, so that the first wrong kernel is named, and the results beside the interpreter in float64.
+Without a file it asks each device for one small graph, in value and gradient. With one, first a graph of every form of kernel at odd
+sizes; then each graph of each run (a step's forward and backward, the update, every evaluation) over a few samples of its own data:
+launch by launch beside the interpreter at the same precision, so that the first wrong kernel is named, and the results beside the
+interpreter in float64; and forward and backward again over odd numbers of samples, as long as that is no great work.
+
+Launches write into memory of NaN, so that an element which none of them writes is seen.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -19,13 +24,13 @@ import torch
 from sexpgpu import compiler
 from sexpgpu.backends import state
 from sexpgpu.backends.cuda.device import interpreted, open_device
-from sexpgpu.backends.cuda.executable import Compiled, run_graph
+from sexpgpu.backends.cuda.executable import Bound, Compiled
 from sexpgpu.backends.interpreter import compile_graph
 from sexpgpu.backends.interpreter.dtypes import TORCH
 from sexpgpu.backends.leaves import source_of
 from sexpgpu.diagnostics import Diagnostic, SexpError, problem
 from sexpgpu.ir import Node, Origins, postorder
-from sexpgpu.ops import build
+from sexpgpu.ops import build, constant
 from sexpgpu.ops.philox import draw_key
 from sexpgpu.ops.random import DRAWS, draw_kind
 from sexpgpu.passes.autodiff import grad
@@ -36,6 +41,8 @@ from sexpgpu.run.measure import measured
 
 SAMPLES = 4  # of a micro-batch
 LARGE = 40_000_000  # elements that launches under Triton's interpreter may go over, all together: some minutes
+ODD = (1, 3, 127, 129)  # samples of a micro-batch, and sizes of axes, besides
+LITTLE = 2_000_000, 400_000_000  # elements that the launches over an odd number of samples may go over: under the interpreter, on a GPU
 STEP = 3  # the update whose draws are taken
 #: precision -> what a launch may be off from the interpreter at the same precision, and a result from float64, relative to the largest
 #: value of its tensor; a kernel that is wrong is off by more than its tensor's tenth, and sums in another order by far less than this
@@ -49,13 +56,15 @@ Values = dict[str, torch.Tensor]
 def main() -> int:
     """Answers the question; 0 unless something broke that is no finding."""
     question = json.loads(sys.stdin.read())
-    torch.set_num_threads(1)
+    torch.set_num_threads(1 if interpreted() else min(8, os.cpu_count() or 1))  # of what a GPU is compared with
     try:
         devices = targets(question)
         if question.get("file") is None:
             each_device(devices)
         else:
-            of_file(question, devices[0])
+            device = devices[0].partition(":")[0]
+            odd_sizes(device)
+            of_file(question, device)
     except SexpError as error:
         for diagnostic in error.diagnostics:
             tell(diagnostic)
@@ -113,7 +122,7 @@ def each_device(devices: list[str]) -> None:
     for device in devices:
         if device != "cpu":
             torch.cuda.set_device(device)
-        found = {name: value.cpu() for name, value in run_graph(results, bindings, device.partition(":")[0]).items()}
+        found = {name: value.cpu() for name, value in run_poisoned(results, bindings, device.partition(":")[0]).items()}
         name = device if device == "cpu" else f"{device} ({torch.cuda.get_device_name(device)})"
         wrong = [w for n in results if (w := differs(found[n], expected[n], NEAR["f32"][0]))]
         if wrong:
@@ -131,6 +140,63 @@ def each_device(devices: list[str]) -> None:
 # --- a file's graphs ------------
 
 
+def run_poisoned(results: Results, bindings: Mapping[Node, torch.Tensor], device: str, draws: Any = None) -> Values:
+    """The results of a graph over an arena of NaN (integers -1, truth values true)."""
+    compiled = Compiled(results, None, device)
+    arena = torch.full((compiled.plan.size,), 0xFF, dtype=torch.uint8, device=device)
+    bound = Bound(compiled, {leaf: tensor.to(device) for leaf, tensor in bindings.items()}, {}, arena, draws or drawn(0, device))
+    bound.launch()
+    return {name: bound.result(name) for name in results}
+
+
+@contextmanager
+def products(precision: str) -> Iterator[None]:
+    """torch's switches as a run of this precision has them."""
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = matmul.allow_tf32, cudnn.allow_tf32, matmul.allow_bf16_reduced_precision_reduction
+    matmul.allow_tf32 = cudnn.allow_tf32 = precision in ("tf32", "bf16")
+    matmul.allow_bf16_reduced_precision_reduction = False
+    try:
+        yield
+    finally:
+        matmul.allow_tf32, cudnn.allow_tf32, matmul.allow_bf16_reduced_precision_reduction = before
+
+
+def odd_graph(rows: int, columns: int) -> tuple[dict[str, Node], dict[Node, torch.Tensor]]:
+    """Every form of kernel over x [rows columns]: pointwise, views, sums over each axis and over both, whole rows, a product; and gradients."""
+    x = build("input", name="x", dtype="f32", shape=(rows, columns), batch=False)
+    w = build("input", name="w", dtype="f32", shape=(columns, 3), batch=False)
+    normal = build("normalize", x, axis=(1,), eps=1e-2)
+    y = build("+", build("gelu", normal), build("*", build("softmax", x), build("sin", x)))
+    product = build("matmul", y, w)
+    loss = build("+", build("sum", build("*", y, y)), build("sum", build("*", product, product)))
+    origins = Origins()
+    gradients = grad(loss, [x, w], origins)
+    results = {
+        "y": y, "loss": loss, "product": product, "rows": build("sum", y, axis=(1,)), "columns": build("sum", y, axis=(0,)),
+        "top": build("reduce-max", x, axis=(1,)), "low": build("reduce-min", x, axis=(0,)), "turned": build("+", build("transpose", x), constant(1.0, "f32")),
+        "joined": build("concat", x, y, axis=1), "half": build("cast", y, dtype="bf16"), "gradient x": gradients[0], "gradient w": gradients[1],
+    }  # fmt: skip
+    random = torch.Generator().manual_seed(rows * 1000 + columns)
+    values = {x: torch.randn(rows, columns, generator=random), w: torch.randn(columns, 3, generator=random)}
+    return expand_gradients(results, origins), values
+
+
+def odd_sizes(device: str) -> None:
+    """E-DEV-010 for the first result that is wrong at a size that no block divides."""
+    shapes = [(1, 1), (3, 129), (127, 3), (129, 127), (1, 127), (129, 1)]
+    for rows, columns in shapes[:: 2 if interpreted() else 1]:
+        results, bindings = odd_graph(rows, columns)
+        expected = compile_graph(results).run(bindings)
+        with products("f32"):
+            found = {n: v.cpu() for n, v in run_poisoned(results, bindings, device).items()}
+        for name, value in found.items():
+            if wrong := differs(value, expected[name], NEAR["bf16" if name == "half" else "f32"][0]):
+                tell(problem("E-DEV-010", f"`{name}` over [{rows} {columns}] is {wrong} from the interpreter", help="please report it").diagnostic)
+                return
+    say("odd sizes", f"kernels of every form over axes of {', '.join(map(str, ODD))} agree with the interpreter")
+
+
 def of_file(question: Mapping[str, Any], device: str) -> None:
     """Each run's graphs."""
     selection = compiler.Selection(variant=question.get("variant"), sets=tuple(question.get("sets", ())))
@@ -138,15 +204,45 @@ def of_file(question: Mapping[str, Any], device: str) -> None:
     for name in loaded.experiment.runs:
         chosen = compiler.choose_run(loaded.experiment, name)
         size = min(SAMPLES, chosen.data.batch // chosen.accumulate)
-        run = measured(replace(chosen, data=replace(chosen.data, batch=size * chosen.accumulate)))
-        data = bind(run)
-        try:
-            batches = {"": data.feeds.train.batch(0)} | {e.name: next(iter(data.feeds.evals[e.name])) for e in run.evals}
-        finally:
-            data.close()
+        run, batches = batches_of(chosen, size)
         cuda, exact = compiler.stages(loaded, run, "cuda"), compiler.stages(loaded, replace(run, precision="f64"), "cuda")
+        fine = True
         for what, batch, results, doubled in graphs(run, cuda, exact, batches):
-            one_graph(f"{name}: {what}", results, doubled, run, cuda, batch, device.partition(":")[0])
+            text = one_graph(f"{name}: {what}", results, doubled, run, cuda, batch, device)
+            fine = fine and bool(text)
+            if text:
+                say(f"{name}: {what}", text)
+        if fine and not run.data.source.structures:
+            odd_samples(name, loaded, chosen, size, device)
+
+
+def batches_of(chosen: Any, size: int) -> tuple[Any, dict[str, Any]]:
+    """The run over micro-batches of so many samples; its first batch, and the first of each evaluation by name."""
+    run = measured(replace(chosen, data=replace(chosen.data, batch=size * chosen.accumulate)))
+    data = bind(run)
+    try:
+        return run, {"": data.feeds.train.batch(0)} | {e.name: next(iter(data.feeds.evals[e.name])) for e in run.evals}
+    finally:
+        data.close()
+
+
+def odd_samples(name: str, loaded: Any, chosen: Any, done: int, device: str) -> None:
+    """Forward and backward again, over odd numbers of samples."""
+    seen = []
+    for size in (n for n in ODD if n != done):
+        try:
+            run, batches = batches_of(chosen, size)
+            cuda, exact = compiler.stages(loaded, run, "cuda"), compiler.stages(loaded, replace(run, precision="f64"), "cuda")
+        except SexpError:  # data or a model that cannot have so many
+            continue
+        what, batch, results, doubled = next(graphs(run, cuda, exact, batches))
+        if work_of(Compiled(results, None, device)) > LITTLE[0 if interpreted() else 1]:
+            break
+        if not one_graph(f"{name}: {what} of {size} samples", results, doubled, run, cuda, batch, device):
+            return
+        seen.append(size)
+    if seen:
+        say(f"{name}: batches of {', '.join(map(str, seen))}", "forward and backward agree with the interpreter")
 
 
 def graphs(run: Any, cuda: Any, exact: Any, batches: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any], Results, Results]]:
@@ -159,18 +255,27 @@ def graphs(run: Any, cuda: Any, exact: Any, batches: Mapping[str, Any]) -> Itera
         yield f"evaluation {e.name}", batch, cuda.evaluation(e.name, size)[1], exact.evaluation(e.name, size)[1]
 
 
-def one_graph(what: str, results: Results, doubled: Results, run: Any, staged: Any, batch: Mapping[str, Any], device: str) -> None:
-    """E-DEV-010 for the first launch that is wrong; where none is, for a result that is far from float64's."""
+def work_of(compiled: Compiled) -> int:
+    """Elements that its kernels go over."""
+    return sum(k.rows * k.columns for k in compiled.schedule.launches if isinstance(k, Kernel))
+
+
+def one_graph(what: str, results: Results, doubled: Results, run: Any, staged: Any, batch: Mapping[str, Any], device: str) -> str:
+    """E-DEV-010 for the first launch that is wrong; where none is, for a result that is far from float64's. What to say where all is well."""
+    with products(run.precision):
+        return _one_graph(what, results, doubled, run, staged, batch, device)
+
+
+def _one_graph(what: str, results: Results, doubled: Results, run: Any, staged: Any, batch: Mapping[str, Any], device: str) -> str:
     compiled = Compiled(results, None, device)
-    work = sum(k.rows * k.columns for k in compiled.schedule.launches if isinstance(k, Kernel))
+    work = work_of(compiled)
     if interpreted() and work > LARGE:
-        say(what, f"not looked at: {work:,} elements are too many for Triton's interpreter; choose smaller knobs by --set")
-        return
+        return f"not looked at: {work:,} elements are too many for Triton's interpreter; choose smaller knobs by --set"
     bindings = values_of([*postorder(results.values()), *compiled.leaves], run, staged, batch)
     draws = drawn(run.seed, device)
     tolerance, far = NEAR.get(run.precision, NEAR["f32"])
     probes = {f"{i} {j}": node for i, launch in enumerate(compiled.schedule.launches) for j, node in enumerate(launch.stores)}
-    found = {n: v.cpu() for n, v in run_graph(probes | dict(results), bindings, device, draws).items()}
+    found = {n: v.cpu() for n, v in run_poisoned(probes | dict(results), bindings, device, draws).items()}
     expected = compile_graph(probes | dict(results)).run(bindings, run.seed, STEP)
     for key, node in probes.items():
         launch = compiled.schedule.launches[int(key.split()[0])]
@@ -180,12 +285,12 @@ def one_graph(what: str, results: Results, doubled: Results, run: Any, staged: A
             tell(problem("E-DEV-010", f"{what}: the kernel of `{node.op}`{where} {node.type} is {wrong} from the interpreter", place.spans[0] if place.spans else None,
                          notes=[f"it computes {', '.join(dict.fromkeys(u.op for u in launch.units))}"] if isinstance(launch, Kernel) else ["a library's call"],
                          help=("please report it with the file", "--device cpu does not use it")).diagnostic)
-            return
-    whole = {n: v.cpu() for n, v in run_graph(results, bindings, device, draws).items()}  # as a step has it: memory used again, sums at the end
+            return ""
+    whole = {n: v.cpu() for n, v in run_poisoned(results, bindings, device, draws).items()}  # as a step has it: memory used again, sums at the end
     for name, value in whole.items():
         if wrong := differs(value, expected[name], tolerance):
             tell(problem("E-DEV-010", f"{what}: `{name}` is {wrong} from the interpreter, and each kernel alone is right", help="please report it with the file").diagnostic)
-            return
+            return ""
     kernels = sum(isinstance(launch, Kernel) for launch in compiled.schedule.launches)
     text = f"{kernels} kernels and {len(compiled.schedule.launches) - kernels} library calls agree with the interpreter"
     if not any(n.op in DRAWS for n in postorder(results.values())):  # a draw's last bit may decide otherwise in float64
@@ -193,9 +298,9 @@ def one_graph(what: str, results: Results, doubled: Results, run: Any, staged: A
         worst = next(((n, w) for n in results if n in again and (w := differs(whole[n], again[n], far))), None)
         if worst is not None:
             tell(problem("E-DEV-010", f"{what}: `{worst[0]}` is {worst[1]} from the interpreter in float64", help=("is it a difference of large numbers? try :precision f64", "please report it with the file")).diagnostic)
-            return
+            return ""
         text += ", its results with float64"
-    say(what, text)
+    return text
 
 
 def values_of(nodes: list[Node], run: Any, staged: Any, batch: Mapping[str, Any]) -> dict[Node, torch.Tensor]:

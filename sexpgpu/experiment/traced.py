@@ -75,6 +75,7 @@ class TracedRun:
     registry: Registry
     warnings: tuple[Diagnostic, ...] = ()
     remat: tuple[str, ...] = ()  # paths of the calls whose values the backward pass makes again
+    layers: tuple[str, ...] = ()  # those that `:remat true` names
 
 
 def trace_entry(ev: Any, metric: Metric, data: Batches, samples: int, registry: Registry, training: bool, decides: bool) -> tuple[Entry, Trace]:
@@ -205,7 +206,7 @@ def trace_run(ev: Any, run: Run, samples: int) -> TracedRun:
     warnings += _idle_globs(run, params)
     return TracedRun(
         run, samples, params, states, loss, {outward[k]: n for k, n in trace.updates.items()}, metrics, taps, tap_names,
-        gradients, new_params, slots, new_slots, averages, new_averages, _learning_rates(ev, groups), ev.provenance.origins, registry, warnings, _remat(run, trace),
+        gradients, new_params, slots, new_slots, averages, new_averages, _learning_rates(ev, groups), ev.provenance.origins, registry, warnings, _remat(run, trace), _outer(trace),
     )
 
 
@@ -213,8 +214,7 @@ def _remat(run: Run, trace: Trace) -> tuple[str, ...]:
     """The paths of the calls that `:remat` names: with true those of every layer that the loss's outermost layers call, or of
     these where they call none; with names, every call of such a layer that lies in no other one of them."""
     if run.remat is True:
-        least = min((len(path) for path in trace.layers if len(path) == 2), default=1)
-        return tuple(dict.fromkeys(text(path) for path in trace.layers if len(path) == least))
+        return _outer(trace)
     names = run.remat or ()
     called = dict.fromkeys(path[-1].name for path in trace.layers)
     for name in names:
@@ -222,6 +222,11 @@ def _remat(run: Run, trace: Trace) -> tuple[str, ...]:
             raise problem("E-EVAL-107", f":remat: the loss calls no layer `{name}`", run.span, help=suggestion(name, called, "layers of the loss"))
     found = [path for path in trace.layers if path[-1].name in names and not any(step.name in names for step in path[:-1])]
     return tuple(dict.fromkeys(text(path) for path in found))
+
+
+def _outer(trace: Trace) -> tuple[str, ...]:
+    least = min((len(path) for path in trace.layers if len(path) == 2), default=1)
+    return tuple(dict.fromkeys(text(path) for path in trace.layers if len(path) == least))
 
 
 def _check_frozen(run: Run, params: dict[str, Spec]) -> None:

@@ -24,6 +24,7 @@ from sexpgpu.passes.schedule.decompose import decompose
 from sexpgpu.passes.schedule.fuse import Call, Launch, Schedule
 from sexpgpu.passes.schedule.memory import plan
 from sexpgpu.passes.schedule.recompute import lives_of, recompute
+from sexpgpu.passes.schedule.repeat import repeat
 from sexpgpu.passes.schedule.views import layout
 
 EPILOGUES = frozenset(KINDS) - {"residual"}  # as `backends.cuda.choice.Switch` has them
@@ -62,7 +63,9 @@ def lowered(staged: Any, ranks: int = 1) -> tuple[Lowered, Lowered]:
             return None
         return build("param", path=SHADOW + x.attrs["path"], shape=x.type.shape, dtype="bf16")
 
-    forward = recompute(rewrite(_lower(micro, origins), shadow, origins), micro, origins).schedule
+    forward = recompute(rewrite(_lower(micro, origins), shadow, origins), micro, origins, bool(traced.remat)).schedule
+    if traced.remat:
+        forward = repeat(forward, traced.remat, origins)[0]
     results = _update(flat, bool(shadowed), wide)
     update = recompute(_lower(results, origins), results, origins).schedule
     name = "micro-batch" if run.accumulate > 1 else "forward and backward"

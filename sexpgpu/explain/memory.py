@@ -105,10 +105,9 @@ class Fits:
 
     def line(self) -> str:
         """One line."""
-        said = f"{size(self.need)} of {size(self.budget)}"
         if self.fits:
-            return f"fits: {said}"
-        return "; ".join([f"does not fit: {said}", *self.advice()])
+            return f"fits: {size(self.need)} of {size(self.budget)}"
+        return "; ".join([f"does not fit: it takes {size(self.need)}, and {size(self.budget)} are there", *self.advice()])
 
     def advice(self) -> list[str]:
         """What would make it fit."""
@@ -136,13 +135,18 @@ def fits(found: Memory, run: Run, budget: float, plan: Callable[[Run], Memory], 
     limit = int(budget)
     if found.peak <= limit:
         return Fits(found.peak, limit)
-    fixed = sum(found.kept.values())
+    fixed = _fixed(found)
     batch, _ = _largest(found, run, limit, plan, ranks)
     accumulate, accumulated = _parts(run, limit, plan, ranks, batch)
     remat = None
     if not getattr(run, "remat", True):
         remat = plan(replace(run, remat=True)).peak  # type: ignore[call-arg]
     return Fits(found.peak, limit, batch, accumulate, accumulated, remat, f"what the batch does not change, {size(fixed)}," if fixed > limit else "")
+
+
+def _fixed(found: Memory) -> int:
+    """What the batch does not change."""
+    return sum(count for name, count in found.kept.items() if not name.startswith("masks"))
 
 
 def _with(run: Run, batch: int) -> Run:
@@ -155,7 +159,7 @@ def _largest(found: Memory, run: Run, limit: int, plan: Callable[[Run], Memory],
     low, high = (0, 0), (run.data.batch, found.peak)  # the most that is known to fit, the least that is known not to
     if run.data.source.structures:
         return low
-    base = (0, sum(found.kept.values()))
+    base = (0, _fixed(found))
     for _ in range(TRIES):
         if high[0] - low[0] <= unit:
             break

@@ -6,8 +6,6 @@ import difflib
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 from sexpgpu.compiler import graph_results, knob_notes, stages
@@ -15,6 +13,7 @@ from sexpgpu.diagnostics import fail, suggestion
 from sexpgpu.experiment.load import Loaded, Selection, load
 from sexpgpu.experiment.model import Run
 from sexpgpu.experiment.traced import TracedRun, trace_eval, trace_run
+from sexpgpu.explain import launches
 from sexpgpu.explain.origins import CallOrigins
 from sexpgpu.forms import Form, ListForm
 from sexpgpu.ir import Node, postorder
@@ -44,6 +43,7 @@ class Traced:
 
     loaded: Loaded
     run: Run
+    kind: str = "cpu"  # the backend whose lowering is asked about
     graphs: dict[str, Graph] = field(default_factory=dict)
     _traced: TracedRun | None = None
 
@@ -132,33 +132,18 @@ def graph_stage(name: str) -> Callable[[Traced], str]:
     return text
 
 
-#: a stage of the lowering for `cuda` -> what writes it; brings torch, and needs no GPU
-LOWERED = {
-    "fused": "sexpgpu.backends.cuda.report:fused_text",
-    "plan": "sexpgpu.backends.cuda.report:plan_text",
-    "triton": "sexpgpu.backends.cuda.report:triton_text",
-}
-LOWER = "sexpgpu.backends.cuda.report:lowered"
-
-
-def lowered(loaded: Loaded, run: Run) -> Any:
-    """The run's program for `cuda`, without its tensors."""
-    if find_spec("triton") is None:
-        fail("E-DEV-008", "Triton is not installed, and the lowering for `cuda` writes for it", help="pip install triton, on Linux")
-    return _imported(LOWER)(stages(loaded, run, "cuda"))
+#: a stage of the lowering -> the function of `backends.cuda.report` that writes it for that device; brings torch, and needs no GPU
+LOWERED = {"fused": "fused_text", "plan": "plan_text", "triton": "triton_text"}
 
 
 def lowered_stage(name: str) -> Callable[[Traced], str]:
     def text(t: Traced) -> str:
-        program = lowered(t.loaded, t.run)
-        return str(_imported(LOWERED[name])(program))
+        if t.kind == "cpu" and name != "triton":
+            staged = stages(t.loaded, t.run)
+            return "\n".join(launches.report_lines(staged) if name == "fused" else launches.plan(staged))
+        return str(launches.cuda(LOWERED[name], stages(t.loaded, t.run, "cuda")))
 
     return text
-
-
-def _imported(place: str) -> Any:
-    module, name = place.split(":")
-    return getattr(import_module(module), name)
 
 
 #: what `--after` and `--diff` take -> its text

@@ -12,8 +12,8 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from sexpgpu.diagnostics import SexpError
 from sexpgpu.experiment.model import Run
@@ -25,11 +25,11 @@ MOST = 16  # steps of a launch
 TARGET = 3e-3  # seconds that a launch is to last
 MEASURED = 4  # launches of one step before the number is chosen; the first is left out
 SLOW = 0.5  # seconds of a step from which launches go one at a time: a signal waits for no more than one
+AHEAD = 3  # launches whose batches are made ahead: a new epoch's order takes a while
 PAYS = 10  # launches of several steps that must be left: each kind is captured once
 
 
-@dataclass(frozen=True)
-class Made:
+class Made(NamedTuple):
     """One step that came back; `seconds`: of the wall clock since the one before, fetching the batch included."""
 
     step: int
@@ -38,8 +38,7 @@ class Made:
     seconds: float
 
 
-@dataclass(frozen=True)
-class _Launch:
+class _Launch(NamedTuple):
     at: int  # updates made before it
     logged: tuple[bool, ...]
     flight: Any
@@ -58,6 +57,7 @@ class Flights:
         self._flying: Flying | None = program if hasattr(program, "launch") else None  # type: ignore[assignment]
         self._cadences = {n for n in (run.checkpoint_every if saves else None, *(e.every for e in run.evals)) if n}
         self._air: deque[_Launch] = deque()
+        self._back: Made | None = None  # of a program that only steps: the step that was made
         self._depth, self._mark = 1, 0.0
         self._times: list[float] | None = [] if self._flying is not None else None
         self._loader: Loader | None = None
@@ -66,10 +66,13 @@ class Flights:
 
     def __bool__(self) -> bool:
         """Whether any step is in the air."""
-        return bool(self._air)
+        return bool(self._air) or self._back is not None
 
     def fill(self) -> None:
         """Launches what may go now."""
+        if self._flying is None:
+            self._step()
+            return
         boundary = self._boundary(self._air[0].at if self._air else self.sent)
         while self.trouble is None and len(self._air) < self._depth and self.sent < boundary:
             if not self._air:
@@ -81,9 +84,13 @@ class Flights:
 
     def collect(self) -> list[Made]:
         """The steps of the oldest launch, up to the first that is not finite; waits for them."""
+        if self._flying is None:
+            made, self._back = self._back, None
+            assert made is not None
+            return [made]
         launch = self._air.popleft()
         try:
-            results = [launch.flight] if self._flying is None else self._flying.collect(launch.flight)
+            results = self._flying.collect(launch.flight)
         except SexpError as error:
             raise _at(error, launch.at, len(launch.logged)) from None
         now = self._clock()
@@ -120,21 +127,38 @@ class Flights:
         every = self._run.log_every
         return step == self._stop or (every is not None and every > 0 and step % every == 0)
 
+    def _step(self) -> None:
+        """One step of a program that only steps."""
+        if self.trouble is not None or self.sent >= self._stop:
+            return
+        step, start = self.sent + 1, self._clock()
+        logged = self._logged(step)
+        try:
+            result = self._program.step(self._feed.batch(self.sent), logged)
+        except (Halted, Exception) as error:
+            self.trouble = error
+            return
+        self.sent, self._back = step, Made(step, logged, result, self._clock() - start)
+
     def _launch(self, count: int) -> None:
-        at = self.sent
+        assert self._flying is not None
+        at, batches = self.sent, self._batches(self.sent, count)
         logged = tuple(self._logged(at + i + 1) for i in range(count))
-        if self._flying is None:
-            flight: Any = self._program.step(self._feed.batch(at), logged[0])
-        else:
-            batches = self._batches(at, count)
-            try:
-                flight = self._flying.launch(batches, logged)
-            except SexpError as error:
-                raise _at(error, at, count) from None
+        try:
+            flight = self._flying.launch(batches, logged)
+        except SexpError as error:
+            raise _at(error, at, count) from None
         self._air.append(_Launch(at, logged, flight))
         self.sent += count
-        if self._loader is not None and self.sent < self._stop and self._count(self.sent) > 1:
-            self._loader.ask(self.sent, self._count(self.sent))
+        if self._loader is not None:
+            self._ask(self._loader)
+
+    def _ask(self, loader: Loader) -> None:
+        """Has the batches of the next launches made, as far as they are of several steps."""
+        at = max(self.sent, loader.until)
+        while loader.waiting < AHEAD and at < self._stop and (count := self._count(at)) > 1:
+            loader.ask(at, count)
+            at += count
 
     def _batches(self, at: int, count: int) -> Sequence[Mapping[str, Any]]:
         if self._loader is not None and count > 1:
@@ -180,14 +204,15 @@ def together(seconds: float, cadences: set[int], log_every: int | None, left: in
 
 
 class Loader:
-    """Makes the batches of the next launch on a thread while launches are in the air, right where the program takes them from.
+    """Makes the batches of the next launches on a thread while others are in the air, right where the program takes them from.
 
-    The thread makes no call of the device. `room`: `Flying.room`.
+    The thread makes no call of the device. `room`: `Flying.room`. until: updates up to which batches were asked for.
     """
 
     def __init__(self, feed: Feed, room: Callable[[int], Sequence[Mapping[str, Any]] | None]):
         self._feed, self._room = feed, room
-        self._asked: tuple[int, int] | None = None
+        self._asked: deque[tuple[int, int]] = deque()
+        self.until = 0
         self._jobs: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._made: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._end = weakref.finalize(self, self._jobs.put, None)  # nobody need close it
@@ -198,17 +223,24 @@ class Loader:
         """Begins to make the batches of `count` updates after `at`."""
         room = self._room(count)
         assert room is not None
-        self._asked = at, count
+        self._asked.append((at, count))
+        self.until = at + count
         self._jobs.put((at, room))
+
+    @property
+    def waiting(self) -> int:
+        """Launches that were asked for and not taken."""
+        return len(self._asked)
 
     def take(self, at: int, count: int) -> Sequence[Mapping[str, Any]]:
         """Those batches; what went wrong in making them is raised here."""
-        if self._asked != (at, count):
-            if self._asked is not None:
-                self._made.get()
+        while self._asked and self._asked[0] != (at, count):
+            self._asked.popleft()
+            self._made.get()
+        if not self._asked:
             self.ask(at, count)
+        self._asked.popleft()
         found = self._made.get()
-        self._asked = None
         if isinstance(found, BaseException):
             raise found
         return found

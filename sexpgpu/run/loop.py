@@ -166,7 +166,8 @@ def train(
             if made.logged:
                 meter = _Meter()
         last = step == stop_step
-        if not flights:
+        flying = bool(flights)
+        if not flying:
             yield from evals.make(step, [e for e in run.evals if _divides(e.every, step) or (last and e.every)])
         asked = controls.take_save_request() or asked
         if asked and saver is None:
@@ -174,7 +175,7 @@ def train(
                 "E-RUN-003", "SIGUSR1 asks for a checkpoint, but this run has no location for one",
                 help="give --checkpoint-dir"))
             asked = False
-        if flights:  # no boundary yet
+        if flying:  # no boundary yet
             continue
         if last or asked or evals.better or _divides(run.checkpoint_every, step):
             yield from saves.begin(step, evals.left)

@@ -79,7 +79,7 @@ class Flying(Program, Protocol):
         """Of the oldest launch: each step's, up to the first that is not finite. Waits for them."""
 
     def room(self, count: int) -> Sequence[Mapping[str, Any]] | None:
-        """Host arrays {field: array} for `count` batches of one shape, to be filled in place and launched; three in turn. None where
+        """Host arrays {field: array} for `count` batches of one shape, to be filled in place and launched; five in turn. None where
         steps go one by one."""
 
     def blame(self, batch: Mapping[str, Any], logged: bool) -> None:

@@ -37,7 +37,7 @@ def argument(what: tuple) -> str:
     if what[0] in ("key", "draw"):
         return "*i64"
     dtype = what[1].type.dtype
-    if what[0] == "partial":
+    if what[0] in ("partial", "parts"):
         return {"bool": "*i32", "bf16": "*fp32", "f16": "*fp32"}.get(dtype, "*" + TYPES[dtype])
     return "*" + TYPES[dtype]
 

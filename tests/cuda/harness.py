@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import os
 
-DEVICE = os.environ.get("TESTED_DEVICE", "cpu")
-if DEVICE == "cpu":
-    os.environ["TRITON_INTERPRET"] = "1"
+os.environ.update({} if os.environ.get("TESTED_DEVICE") == "cuda" else {"TRITON_INTERPRET": "1"})
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 
 import json
@@ -34,6 +32,7 @@ from sexpgpu.ops.philox import draw_key  # noqa: E402
 from sexpgpu.ops.random import draw_kind  # noqa: E402
 
 BAND = 256  # elements of a guard band
+DEVICE = os.environ.get("TESTED_DEVICE", "cpu")
 torch.set_num_threads(1)
 torch.backends.cudnn.allow_tf32 = False
 

@@ -37,7 +37,7 @@ with origins.at(Origin(paths=(NAME,))):
 compiled = Compiled(results, None, "cuda", origins)
 wanted = []
 for emitted in compiled.emitted.values():
-    tensors = [torch.empty(4, dtype=torch.float32 if what[0] == "partial" else TORCH[what[1].type.dtype]) for what in emitted.arguments]
+    tensors = [torch.empty(4, dtype=torch.float32 if what[0] in ("partial", "parts") else TORCH[what[1].type.dtype]) for what in emitted.arguments]
     wanted.append((modules.load(emitted.source, emitted.name), tensors, {"num_warps": emitted.warps}))
 
 before = len(os.listdir(sys.argv[1])) if os.path.isdir(sys.argv[1]) else 0

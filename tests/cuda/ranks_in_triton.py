@@ -33,7 +33,8 @@ TEXT = """(import "nn" "optim" "loss")
 (defun each (x label) (softmax-cross-entropy (net x) label))
 (defun weighed (x label n) (tap "size" (mean (square x))) (list (sum (* n (each x label))) (sum n)))
 (defun plain (x label) (mean (each x label)))
-(defrun train :data (batches d :batch 8) :loss {loss} :optimizer {optimizer} :seed 3 :steps 9 :metrics ((plain plain)) :diagnostics (**) {keys})
+(defun picked (x label) (mean (square (* (mean x) (gather (param "table" [5 3] :init (normal :std 1)) (* label 2))))))
+(defrun train :data (batches d :batch 8) :loss {loss} :optimizer {optimizer} :seed 3 :steps 9 {metrics} :diagnostics (**) {keys})
 """
 DEEP = '(linear (dropout (tanh (linear (tanh (linear x 6 :name "a")) 6 :name "b")) 0.2) 5 :name "c")'
 NORMAL = """(let ((y (relu (batch-norm (convolution (reshape x [(dim x 0) 1 3 4]) 2 3 :padding 1 :bias false)))))
@@ -49,6 +50,7 @@ class Case:
     loss: str = "weighed"
     optimizer: str = "(adamw :lr 0.02)"
     keys: str = ""
+    metrics: str = ":metrics ((plain plain))"
     alone: str = ""
     ranks: tuple[int, ...] = (2,)
     loose: float = 1e-5
@@ -174,7 +176,7 @@ class Runs:
 
     def staged(self, ranks: int, keys: str = "", device: str = "cuda") -> Any:
         file = self.folder / "p.lisp"
-        file.write_text(TEXT.format(width=self.width, net=self.case.net, loss=self.case.loss, optimizer=self.case.optimizer, keys=f"{self.case.keys} {keys}"))
+        file.write_text(TEXT.format(width=self.width, net=self.case.net, loss=self.case.loss, optimizer=self.case.optimizer, keys=f"{self.case.keys} {keys}", metrics=self.case.metrics))
         loaded = load(str(file), Selection())
         run = next(iter(loaded.experiment.runs.values()))
         return compiler.stages(loaded, run, device, ranks)
@@ -252,7 +254,7 @@ def follow(runs: Runs) -> tuple[list[str], int]:
 
 def index(folder: Path) -> list[str]:
     """An index out of range on one of two ranks: that one says so, and the other waits for it."""
-    runs = Runs(Case(loss="plain"), folder)
+    runs = Runs(Case(loss="picked", metrics=""), folder)
     staged = runs.staged(2)
     waited: list[int] = []
 
@@ -260,8 +262,9 @@ def index(folder: Path) -> list[str]:
         program = CudaProgram(staged, 1, team=seat)  # type: ignore[arg-type]
         program.initialise()
         batch = runs.part(staged, runs.batches[0], seat.rank, 2)
+        batch["label"] %= 3
         if seat.rank == 1:
-            batch["label"][2] = 5
+            batch["label"][2] = 4
         try:
             program.step(batch, False)
         except SexpError:

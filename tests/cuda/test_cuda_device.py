@@ -182,7 +182,7 @@ def test_run_without_cuda_says_so_before_the_data(tmp_path: Path, monkeypatch: p
 
 def test_explain_lowers_without_a_gpu(tmp_path: Path) -> None:
     """Launches, plan and sources on a machine without one."""
-    code = f"import sys\nfrom sexpgpu.cli.main import perform\nsys.exit(perform(['explain', {str(ROOT / 'examples/digits.lisp')!r}, '--after', sys.argv[1]]))"
+    code = f"import sys\nfrom sexpgpu.cli.main import perform\nsys.exit(perform(['explain', {str(ROOT / 'examples/digits.lisp')!r}, '--device', 'cuda', '--after', sys.argv[1]]))"
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
     for stage, expected in (("fused", "is the result gradient/perceptron/out/bias"), ("plan", "arena of"), ("triton", "def k_perceptron_forward_relu(")):
         done = subprocess.run([sys.executable, "-c", code, stage], capture_output=True, text=True, env=environ, timeout=120)

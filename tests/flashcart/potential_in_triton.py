@@ -11,8 +11,8 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
-from test_potential import CRYSTAL, WATER
-from test_potential_runs import FILE, failed
+from test_potential import WATER
+from test_potential_runs import FILE, GRID, failed
 
 from sexpgpu import compiler
 from sexpgpu.backends.cuda import program as cuda
@@ -37,7 +37,7 @@ def programs(file: Path, sets: tuple[str, ...], *devices: str):
         loaded = load(str(file), Selection(sets=sets))
         run = measured(next(iter(loaded.experiment.runs.values())))
         run = dataclasses.replace(run, evals=())
-        made = compiler.program(compiler.stages(loaded, run, device), device, 1, **({"device": "cpu"} if device == "cuda" else {}))
+        made = compiler.program(compiler.stages(loaded, run, device), device, 1)
         made.initialise()
         found.append((made, bind(run).feeds.train))
     return found
@@ -132,7 +132,7 @@ def main() -> None:
     losses()
     with tempfile.TemporaryDirectory() as text:
         folder = Path(text)
-        (folder / "a.extxyz").write_text(WATER * 3 + CRYSTAL.replace("2.0 0 0", "1.2 0 0") * 2)
+        (folder / "a.extxyz").write_text(WATER * 3 + GRID * 2)
         (folder / "p.lisp").write_text(FILE.replace(":batch 2 :shuffle true", ":batch 1 :buckets 3"))
         (folder / "stress.lisp").write_text(PROGRAM.replace("(defknob channels 4)", "(defknob channels 2)"))
         capacities(folder)

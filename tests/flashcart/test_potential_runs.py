@@ -14,6 +14,7 @@ from sexpgpu.passes.phases import Item, inferred, phases
 
 HERE = Path(__file__).parent
 TOGETHER = WATER.replace("H -0.24 0.93 0 0 -0.25 0", "H 0.96 0 0 0 -0.25 0")  # two atoms at one place: no gradient of their distance
+GRID = "12\nProperties=species:S:1:pos:R:3:forces:R:3 energy=-4\n" + "".join(f"H {1.1 * (i % 3)} {1.1 * (i // 3)} 0 0.1 0 0\n" for i in range(12))
 FILE = PROGRAM.replace("energy-forces-stress (positions", "energy-forces (positions").replace("(energy-forces-stress", "(energy-forces")
 
 
@@ -76,8 +77,8 @@ def test_what_a_profile_refuses(folder, capsys, words):
 
 
 def failed(folder, device="cpu", extra=""):
-    """A run over water, in the fourth frame of which two atoms are at one place, and crystals of more edges, in two capacities."""
-    (folder / "a.extxyz").write_text(WATER * 3 + TOGETHER + CRYSTAL.replace("2.0 0 0", "1.2 0 0") * 2)
+    """A run over water, in the fourth frame of which two atoms are at one place, and grids of more atoms and edges: two capacities."""
+    (folder / "a.extxyz").write_text(WATER * 3 + TOGETHER + GRID * 2)
     (folder / "b.lisp").write_text(FILE.replace(":batch 2 :shuffle true", ":batch 1 :buckets 3") + extra)
     return ["run", str(folder / "b.lisp"), "--device", device, "--status", str(folder / "status.json")]
 

@@ -90,6 +90,13 @@ def run(folder: Path, *flags: str, ranks: int = 2, name: str = "m", space: str =
     return Process(folder, ["run", "r.lisp", "--metrics", f"jsonl:{name}.jsonl", "--status", f"{name}.json", *flags], space, **environ)
 
 
+def hurt(folder: Path, rank: int, code: str) -> dict[str, str]:
+    """Variables with which `code` runs first in the process of this rank."""
+    text = "\n".join(f"    {line}" for line in code.strip().splitlines())
+    (folder / "sitecustomize.py").write_text(f"import json, os\nif json.loads(os.environ.get('_SEXPGPU_PLACE', '{{}}')).get('rank') == {rank}:\n{text}\n")
+    return {"PYTHONPATH": str(folder)}
+
+
 def status(folder: Path, name: str = "m") -> dict[str, Any]:
     try:
         return json.loads((folder / f"{name}.json").read_text())

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from support_ranks import PROGRAM, Process, run, status, write
 
 from sexpgpu.cli.main import perform
@@ -38,18 +39,38 @@ def test_explain_plans_for_ranks(tmp_path, capsys):
     assert "all-reduce 196 B" in capsys.readouterr().out
 
 
-def test_torchrun_starts_the_same_run(tmp_path):
-    write(tmp_path, steps=5)
+@pytest.mark.parametrize(("nodes", "each"), [(1, 2), (2, 1)])
+def test_torchrun_starts_the_same_run(tmp_path, nodes, each):
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         port = sock.getsockname()[1]
     clean = {k: v for k, v in os.environ.items() if not k.startswith("SEXPGPU_")}
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--nnodes", "1", "--nproc-per-node", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}",
-         "-m", "sexpgpu", "run", "r.lisp", "--status", "m.json", "--checkpoint-dir", "ck"], cwd=tmp_path, env=clean, capture_output=True, text=True, timeout=90, check=False)  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert status(tmp_path)["state"] == "done"
-    assert json.loads((tmp_path / "ck/step-5/manifest.json").read_text())["ranks"] == 2
+    words = [sys.executable, "-m", "torch.distributed.run", "--nnodes", str(nodes), "--nproc-per-node", str(each), "--rdzv-backend", "c10d", "--rdzv-id", "x",
+             "--rdzv-endpoint", f"127.0.0.1:{port}", "--local-addr", "127.0.0.1", "-m", "sexpgpu", "run", "r.lisp", "--status", "m.json", "--checkpoint-dir", "ck"]  # fmt: skip
+    started = []
+    for number in range(nodes):
+        folder = tmp_path / str(number)
+        write(folder, steps=5)
+        started.append(subprocess.Popen(words, cwd=folder, env=clean, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True))
+    try:
+        for process in started:
+            _, said = process.communicate(timeout=120)
+            assert process.returncode == 0, said
+    finally:
+        for process in started:
+            process.kill()
+    found = [path.parent for path in tmp_path.glob("*/m.json") if status(path.parent).get("state") == "done"]
+    assert len(found) == 1  # rank 0's node
+    assert json.loads((found[0] / "ck/step-5/manifest.json").read_text())["ranks"] == 2
+
+
+def test_a_dry_run_is_of_all_ranks_and_leaves_nothing(tmp_path):
+    write(tmp_path, keys=" :shard optimizer")
+    before = {path.name for path in tmp_path.iterdir()}
+    with run(tmp_path, "--dry-run", "--checkpoint-dir", "ck") as process:
+        assert process.wait() == 0, process.text()
+    assert "dry run: the file compiles" in process.text() and "done at step 2 of 2" in process.text(), process.text()
+    assert {path.name for path in tmp_path.iterdir()} - before == {process.log.name}
 
 
 def test_a_step_that_is_not_finite_on_one_rank_stops_all_and_is_replayed_whole(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import signal
@@ -12,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support_ranks import PROGRAM, Process, alive, run, status, until, write
+from support_ranks import PROGRAM, Process, alive, hurt, run, status, until, write
+
+from sexpgpu.run.data.manifest.build import build, parse_input
 
 LONG = 1_000_000  # steps
 DEEP = PROGRAM.replace('(dropout (tanh (linear x 8 :name "in")) 0.2)', "(dropout {deep} 0.2)")
@@ -79,16 +82,53 @@ def test_a_supervisor_that_is_killed_leaves_no_rank(training, tmp_path):
     assert not alive(pids)
 
 
-def test_a_signal_stops_every_rank_at_one_step_with_one_checkpoint(tmp_path):
+def saved(folder: Path) -> set[str]:
+    return {path.parent.name for path in (folder / "ck").glob("step-*/manifest.json")}
+
+
+def test_signals_reach_every_rank_at_one_step(tmp_path):
+    """SIGUSR1 saves and goes on; SIGTERM saves and stops."""
     write(tmp_path, steps=LONG, every=LONG)
     with run(tmp_path, "--checkpoint-dir", "ck") as process:
         until(lambda: (status(tmp_path).get("step") or 0) > 5, process)
         pids = process.ranks()
+        process.process.send_signal(signal.SIGUSR1)
+        (first,) = until(lambda: saved(tmp_path), process)
+        until(lambda: status(tmp_path)["step"] > int(first.removeprefix("step-")) + 5, process)
         process.process.terminate()
         assert process.wait() == 4, process.text()
         assert not alive(pids)
-    assert [p.name for p in (tmp_path / "ck").glob("step-*")] == [f"step-{status(tmp_path)['step']}"]
+    assert saved(tmp_path) == {first, f"step-{status(tmp_path)['step']}"}
     assert status(tmp_path)["state"] == "stopped"
+
+
+HELD = """
+from sexpgpu.run.data.manifest import index, reader
+from sexpgpu.run.data.place import LocalPlace
+import threading
+chunks = LocalPlace.chunks
+def held(self):
+    if "part-00002" in self.path.name:
+        threading.Event().wait()
+    return chunks(self)
+LocalPlace.chunks = held
+index.LARGE = reader.LARGE = 0
+"""
+
+
+def test_a_signal_ends_the_wait_of_one_rank_for_a_shard(tmp_path):
+    """Rank 1 waits for the third shard and rank 0 for rank 1; the steps before it are saved."""
+    program = PROGRAM.replace('(csv "d.csv" :fields ((x f32 [4]) (y f32) (n f32)))', '(manifest "m/data-manifest-v1.json" :fields ((x f32 [4]) (y f32) (n f32)))')
+    program = program.replace(" :split ((train 4/5) (valid 1/5))", "").replace(" :shuffle true", "").replace(" :split valid", " :split train").replace(" :every 20", " :every 0")
+    write(tmp_path, steps=LONG, every=LONG, program=program)
+    rows = [{"x": [i / 50, 0.5, -i / 50, 1.0], "y": i / 60, "n": float(i % 4)} for i in range(64)]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    build([parse_input(f"train={tmp_path / 'in.jsonl'}")], tmp_path / "m", 16, None)
+    with run(tmp_path, "--checkpoint-dir", "ck", XDG_CACHE_HOME=str(tmp_path / "cache"), **hurt(tmp_path, 1, HELD)) as process:
+        until(lambda: status(tmp_path).get("step") == 2, process)
+        process.process.terminate()
+        assert process.wait() == 4, process.text()
+    assert saved(tmp_path) == {"step-2"} and status(tmp_path)["state"] == "stopped"
 
 
 def free_port() -> int:

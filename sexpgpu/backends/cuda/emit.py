@@ -42,7 +42,7 @@ class Blocks:
 class Emitted:
     """A kernel's source and what its arguments are, in order.
 
-    arguments: ("read", node) ("store", node) ("partial", node, programs, elements) ("key", draw).
+    arguments: ("read", node) ("store", node) ("partial", node) ("parts", node) ("key", draw).
     grid: programs. aligned: tensors read only at the element that the program stores, so that it may be stored over them.
     """
 
@@ -146,7 +146,9 @@ def identifier(text: str) -> str:
 class Emitter:
     """Source of one kernel."""
 
-    def __init__(self, kernel: Kernel, blocks: Blocks, name: str = "kernel"):
+    def __init__(self, kernel: Kernel, blocks: Blocks, name: str = "kernel", parts: Mapping[Node, int] | None = None):
+        """`parts`: totals that other kernels leave as so many partial sums, which this one adds up where it reads them."""
+        self.parts = parts or {}
         self.kernel, self.blocks, self.name = kernel, blocks, name
         self.kind = shape_kind(kernel)
         self.rows, self.columns = kernel.rows, kernel.columns
@@ -228,6 +230,10 @@ class Emitter:
         return self.compute(node, index, extra, key)
 
     def load(self, node: Node, index: Index, extra: tuple[str, ...], key: tuple) -> str:
+        if node in self.parts:
+            pointer, count = self.parameter("parts", node), self.parts[node]
+            at = f"tl.arange(0, {next_power(count)})"
+            return self.put(f"tl.sum(tl.load({pointer} + {at}, mask={at} < {count}, other=0.0), axis=0)", (False, False), key)
         place = place_of(node, index)
         self.places.setdefault(node, set()).add(place)
         axes = self.spread(place)

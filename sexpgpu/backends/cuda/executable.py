@@ -31,6 +31,8 @@ from sexpgpu.passes.schedule.recompute import recompute
 from sexpgpu.passes.schedule.repeat import repeat
 from sexpgpu.passes.schedule.views import layout
 
+PARTS = 2048  # partial sums that a kernel of one element adds up
+
 Draws = Callable[[str, tuple], torch.Tensor]
 
 
@@ -56,6 +58,9 @@ class Compiled:
             self.results = rewrite(self.results, lambda node, inputs: shadow(node), origins)
         self.into = dict(into or {})
         self.emitted: dict[Launch, Emitted] = {}
+        self.whole = not beside and not remat  # no other launches will read what these store
+        #: totals that are never added up: so many partial sums
+        self.parts: dict[Node, int] = {}
         #: what is made again rather than kept; a result that is only watched reads the values that are there by then
         self.recomputed = recompute({n: node for n, node in self.results.items() if n not in beside}, self.into.keys() - set(beside), origins, bool(remat))
         self.results |= self.recomputed.results
@@ -100,7 +105,17 @@ class Compiled:
             if isinstance(launch, Call):
                 library.require(launch.node, origins)
             elif launch.rows * launch.columns:
-                self.emitted[launch] = Emitter(launch, choose_blocks(launch, self.device), kernel_name(launch, origins)).emit()
+                self.emitted[launch] = Emitter(launch, choose_blocks(launch, self.device), kernel_name(launch, origins), self.parts).emit()
+                self._leave(launch, schedule)
+
+    def _leave(self, launch: Kernel, schedule: Schedule) -> None:
+        """Leaves totals as partial sums, where kernels of one element alone read them: no launch adds them up."""
+        for unit, (programs, elements) in self.emitted[launch].partials.items():
+            readers = [other for other in schedule.launches if other is not launch and unit in other.reads]
+            small = all(isinstance(other, Kernel) and other.rows * other.columns == 1 for other in readers)
+            plain = unit.op == "sum" and unit.type.dtype == "f32" and unit not in self.results.values()
+            if elements == 1 and 1 < programs <= PARTS and readers and small and plain and self.whole:
+                self.parts[unit] = programs
 
     def _late(self, schedule: Schedule) -> set[Node]:
         read = {original(base) for launch in schedule.launches for base in launch.reads}
@@ -150,7 +165,7 @@ class Compiled:
             if launch in self.emitted:
                 for unit, (programs, elements) in self.emitted[launch].partials.items():
                     if programs > 1:
-                        until = end if unit in self.late and unit not in launch.again else i
+                        until = end if unit in self.late and unit not in launch.again else last[unit] if unit in self.parts else i
                         lives["partial", launch.again.get(unit, unit)] = Life(programs * elements * max(4, DTYPES[unit.type.dtype]), i, until)
         return lives
 
@@ -339,7 +354,7 @@ class Bound:
                 partials[unit] = self._view(self.compiled.plan.offsets["partial", again.get(unit, unit)], (programs, elements), dtype)
 
         late_sums = self.compiled.late
-        now = {unit: tensor for unit, tensor in partials.items() if unit not in late_sums}
+        now = {unit: tensor for unit, tensor in partials.items() if unit not in late_sums and unit not in self.compiled.parts}
         self._owed += [(unit, tensor) for unit, tensor in partials.items() if unit in late_sums and unit not in again]
 
         def arguments() -> list[Any]:
@@ -350,6 +365,8 @@ class Bound:
                     found.append(tensor.view(torch.int8) if tensor.dtype == torch.bool else tensor)
                 elif what == "partial":
                     found.append(partials[parts[0]])
+                elif what == "parts":
+                    found.append(self._view(self.compiled.plan.offsets["partial", parts[0]], (self.compiled.parts[parts[0]],), torch.float32))
                 else:
                     found.append(self.draws(what, tuple(parts)))
             return found

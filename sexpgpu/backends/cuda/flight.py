@@ -14,6 +14,7 @@ from sexpgpu.backends.interpreter.program import Result
 from sexpgpu.passes.bounds import BAD
 
 INDEX = "index"  # of Result.fell: an index of the step was out of range
+ROOMS = 5  # that are handed out in turn: two of launches in the air, three that are filled for the next
 STAGED = 1 << 20  # bytes of a launch's batches from which their way to the device runs beside the steps before
 
 
@@ -140,6 +141,11 @@ class Room(list):
                 np.copyto(array, given[name], casting="same_kind")
 
 
+def on_device(batch: int) -> int:
+    """Bytes that batches of so many take there."""
+    return 2 * batch if batch >= STAGED else batch
+
+
 class Fields:
     """The batches of one launch on the device, where its graph reads them: `tensors`, field -> [steps batch …].
 
@@ -152,7 +158,7 @@ class Fields:
         self.stage: dict[str, torch.Tensor] | None = None
         if device.type == "cuda" and sum(t.nbytes for t in room.tensors.values()) >= STAGED:
             self.stage = {n: torch.empty_like(t) for n, t in self.tensors.items()}
-            self.stream = torch.cuda.Stream(device)
+            self.stream = torch.cuda.Stream()
             self.arrived, self.taken = torch.cuda.Event(), torch.cuda.Event()
             self.taken.record()
 

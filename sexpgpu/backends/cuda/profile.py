@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from sexpgpu.backends.cuda.device import memory_errors
 from sexpgpu.backends.cuda.executable import Bound, Compiled
 from sexpgpu.backends.cuda.program import CudaProgram
 from sexpgpu.backends.cuda.report import Row, rows
@@ -117,7 +118,8 @@ def lines(profile: Profile, most: int | None = None) -> list[str]:
 
 def profile(program: CudaProgram, batch: Mapping[str, Any]) -> Profile:
     """The profile of an initialised program's step on this batch; its state is as before."""
-    step, found = measured(program, batch)
+    with memory_errors(program.plan):
+        step, found = measured(program, batch)
     precision = {"tf32": "tf32", "bf16": "bf16", "f64": "f64"}.get(program.precision, "f32")
     return make(program.device, step, [row for _, timed in found for row in timed], ceilings(program.place), precision)
 
@@ -132,7 +134,7 @@ def measured(program: CudaProgram, batch: Mapping[str, Any]) -> tuple[float, lis
     program._alive.zero_()
     with torch.no_grad(), program._modes():
         fields = {name: tensor[0] for name, tensor in program._fields[1, capacity].tensors.items()}
-        arena = torch.zeros(max(forward.plan.size, update.plan.size), dtype=torch.uint8, device=program.place)
+        arena = program._activation(max(forward.plan.size, update.plan.size))  # the step's own: there may be no room for another
         homes: dict[str, torch.Tensor] = {}
         place = lambda name: homes.setdefault(name, torch.zeros((), dtype=program.dtype, device=program.place))  # noqa: E731
         works = program._one_step(forward, update, arena, fields, place)
@@ -180,7 +182,9 @@ def _on_host(works: list[tuple[Row, Callable[[], None]]], bound: Bound) -> list[
 
 def _on_device(works: list[tuple[Row, Callable[[], None]]], bound: Bound) -> list[float]:
     events = [torch.cuda.Event(enable_timing=True) for _ in range(len(works) + 1)]
-    torch.cuda._sleep(WAIT)
+    wait = getattr(torch.cuda, "_sleep", None)  # a torch that has it no more shows short launches with their gaps
+    if wait is not None:
+        wait(WAIT)
     events[0].record()
     for (_, work), event in zip(works, events[1:], strict=True):
         work()
@@ -194,7 +198,7 @@ def ceilings(place: torch.device) -> Ceilings:
     """A copy of 1 GiB and products of 8192 x 8192 matrices on a GPU; small ones on the CPU, to try the command."""
     device = place.type == "cuda"
     size, edge = (1 << 28, 8192) if device else (1 << 20, 256)
-    source = torch.zeros(size, dtype=torch.float32, device=place)
+    source = torch.rand(size, dtype=torch.float32, device=place)
     target = torch.empty_like(source)
     moved = 2 * 4 * size / _best(lambda: target.copy_(source), device)
     found = {}
@@ -209,14 +213,19 @@ def ceilings(place: torch.device) -> Ceilings:
 
 
 def _best(work: Callable[[], Any], device: bool) -> float:
+    """The least seconds of some calls, by the device's clock where there is one."""
     work()
     best = float("inf")
     for _ in range(REPEATS):
         if device:
+            begun, ended = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            begun.record()
+            work()
+            ended.record()
             torch.cuda.synchronize()
-        start = time.perf_counter()
-        work()
-        if device:
-            torch.cuda.synchronize()
-        best = min(best, time.perf_counter() - start)
+            best = min(best, begun.elapsed_time(ended) / 1e3)
+        else:
+            start = time.perf_counter()
+            work()
+            best = min(best, time.perf_counter() - start)
     return best

@@ -7,7 +7,7 @@ norm and every step before were finite. On the CPU, under Triton's interpreter, 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -21,14 +21,14 @@ from sexpgpu.backends.cuda import choice
 from sexpgpu.backends.cuda.device import INTERPRETED, Device, free_memory, interpreted, memory_errors
 from sexpgpu.backends.cuda.exchange import SQUARES, WAITED, Exchange
 from sexpgpu.backends.cuda.executable import Bound, Compiled
-from sexpgpu.backends.cuda.flight import INDEX, Fields, InFlight, Replay, Report, Room
+from sexpgpu.backends.cuda.flight import INDEX, ROOMS, Fields, InFlight, Replay, Report, Room
 from sexpgpu.backends.cuda.indices import raise_bad_index
 from sexpgpu.backends.cuda.memory import MemoryPlan, check_plan, check_state, memory_plan
 from sexpgpu.backends.interpreter.dtypes import TORCH
 from sexpgpu.backends.interpreter.program import Result, capacity_of
 from sexpgpu.backends.leaves import flat_update, source_of
 from sexpgpu.backends.ranks import Alone, Team
-from sexpgpu.ir import Node
+from sexpgpu.ir import Node, postorder
 from sexpgpu.ops import build, constant
 from sexpgpu.ops.philox import draw_key
 from sexpgpu.ops.random import draw_kind
@@ -36,6 +36,7 @@ from sexpgpu.passes.bounds import BAD, bounded_fields, guard_indices
 
 ALIVE = "//alive"  # no parameter's path
 COUNT = "//step"
+SCALAR = "//scalar/"
 WATCHED = f"{BAD} watched"  # of a step with metrics and taps: of their indices, too
 SHADOW = "//bf16/"
 HOME = "//home/"
@@ -88,6 +89,7 @@ class CudaProgram:
         self._pinned: dict[Any, Room] = {}  # (turn, steps, capacity) -> where batches are put together
         self._rooms: dict[int, list[Room]] = {}  # steps -> those that are handed out in turn
         self._activations: torch.Tensor | None = None
+        self._sums: dict[str, torch.Tensor] = {}  # of gradients over micro-batches
         self._turn = 0
         self._flight: dict[int, InFlight] = {}
         self._weights = {e.name: e.weights for e in self.config.evals}
@@ -96,8 +98,12 @@ class CudaProgram:
         self._make_shadows()
         if first is not None:
             self._compiled[False, None] = first, Compiled(*self._update_results(), self.target, self.traced.origins)
-        self.plan: MemoryPlan = memory_plan(self.traced, self.schema(), *self._graphs(False), divided, self.team.ranks, self.exchange.bytes if self.exchange else 0)
-        check_plan(self.plan, budget)
+        self.plan: MemoryPlan = self._memory(*self._graphs(False), divided, [self._graphs(True)[0]] if self.apart else [])
+        again = None if self.traced.remat or not self.traced.layers else lambda: self._memory(self._micro(False, remat=self.traced.layers), self._graphs(False)[1], divided)
+        check_plan(self.plan, budget, again)
+
+    def _memory(self, forward: Compiled, update: Compiled, divided: Collection[str], others: Sequence[Compiled] = ()) -> MemoryPlan:
+        return memory_plan(self.traced, self.schema(), forward, update, divided, self.team.ranks, self.exchange.bytes if self.exchange else 0, others)
 
     @contextmanager
     def _modes(self) -> Iterator[None]:
@@ -187,6 +193,8 @@ class CudaProgram:
         results[COUNT], into[COUNT] = build("+", step, build("cast", ok, dtype=step.type.dtype)), step
         results["ok"], into["ok"] = build("cast", ok, dtype=float_type), None
         results[ALIVE], into[ALIVE] = ok, alive
+        for number, node in enumerate(_of_the_step(results.values())):  # so that none but the scalars' launch reads the step, which it writes
+            results[f"{SCALAR}{number}"], into[f"{SCALAR}{number}"] = node, None
         return results, into
 
     def _leaf(self, node: Node, extra: Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -259,8 +267,8 @@ class CudaProgram:
             self.plans = (forward.plan, update.plan)
         return self._compiled[logged, capacity]
 
-    def _micro(self, logged: bool, capacity: Any = None) -> Compiled:
-        """Forward and backward of a micro-batch."""
+    def _micro(self, logged: bool, capacity: Any = None, remat: Sequence[str] | None = None) -> Compiled:
+        """Forward and backward of a micro-batch. `remat`: the calls of layers that run again, where not those that the run says."""
         guarded = self._guarded(capacity, False)
         beside: list[str] = []
         if logged:
@@ -270,7 +278,7 @@ class CudaProgram:
                 more[WATCHED] = full[BAD]
             guarded, beside = guarded | more, list(more)
         micro = {n: node if n.startswith(("gradient/", "state/")) else _as_float(node, self.float) for n, node in guarded.items()}
-        return Compiled(micro, dict.fromkeys(micro), self.target, self.traced.origins, self._shadow, beside, self.traced.remat)
+        return Compiled(micro, dict.fromkeys(micro), self.target, self.traced.origins, self._shadow, beside, self.traced.remat if remat is None else remat)
 
     def _guarded(self, capacity: Any, logged: bool) -> dict[str, Node]:
         return guard_indices(self._staged(capacity).micro(logged), self._bounded, self.traced.origins)
@@ -290,7 +298,8 @@ class CudaProgram:
         total = {n: place(n if n == "loss" and not self._divided else f"part/{n}") for n in scalars}
         works: list[Callable[[], None]] = []
         first = {n: self._arena.views[n.removeprefix("gradient/")] for n in forward.results if n.startswith("gradient/")}
-        own = {n: torch.empty_like(t) for n, t in self._arena.gradients.items()} if parts > 1 and exchange is None else {}
+        if parts > 1 and exchange is None and not self._sums:
+            self._sums = {n: torch.empty_like(t) for n, t in self._arena.gradients.items()}
         for part in range(parts):
             fields = self._part(batch, part)
             leaves = {n: self._leaf(n, fields) for n in forward.leaves}
@@ -301,7 +310,7 @@ class CudaProgram:
             if exchange is not None and part + 1 < parts:
                 works.append(exchange.keep(part == 0))
             if parts > 1:
-                works.append(self._joined(part, parts, own, total, slots, new_states, {n: into[n] for n in new_states}))
+                works.append(self._joined(part, parts, self._sums, total, slots, new_states, {n: into[n] for n in new_states}))
         inputs = {"loss total": total["loss"]}
         inputs["count"] = total["count"] if "count" in total else torch.full((), float(self._micro_batches), dtype=self.dtype, device=self.place)
         if exchange is not None:
@@ -332,6 +341,8 @@ class CudaProgram:
             return self._alive if name == ALIVE else self._step
         if name.startswith(SHADOW):
             return self._shadows[name]
+        if name.startswith(SCALAR):
+            return torch.zeros((), dtype=self.dtype, device=self.place)
         if name.startswith(("param/", "opt/", "ema/")):
             return self._arena.place(name)
         return self.values[name] if name.startswith("state/") else place(name)
@@ -449,13 +460,13 @@ class CudaProgram:
         return result
 
     def room(self, count: int) -> Sequence[Mapping[str, Any]] | None:
-        """Host memory to fill with the batches of a coming launch, three at a time in turn; None before the first launch, whose
+        """Host memory to fill with the batches of a coming launch, ROOMS in turn; None before the first launch, whose
         batches show their shapes, and where those change from batch to batch (packed data)."""
         known = next(iter(self._pinned.values()), None)
         if known is None or self.config.data.source.structures:
             return None
         rooms = self._rooms.setdefault(count, [])
-        if len(rooms) < 3:
+        if len(rooms) < ROOMS:
             rooms.append(self._room([known[0]] * count))
             return rooms[-1]
         rooms.append(rooms.pop(0))
@@ -554,7 +565,7 @@ class CudaProgram:
             return self._step if leaf.op == "step" else fields[source] if kind == "input" else known[kind, source]
 
         leaves = {leaf: value(leaf) for leaf in compiled.leaves}
-        bound = Bound(compiled, leaves, {n: report.place(n) for n in results}, None, self._draw(0), self.config.deterministic)
+        bound = Bound(compiled, leaves, {n: report.place(n) for n in results}, self._activation(compiled.plan.size), self._draw(0), self.config.deterministic)
         replay = Replay(bound.launch, self.place, self._pool)
         return replay, report, fields, [e.name for e in entries if e.count is None], plain, value
 
@@ -567,6 +578,19 @@ def _norm(out: torch.Tensor, squares: Sequence[torch.Tensor], count: torch.Tenso
     """The gradient's norm from the sums of squares of undivided gradients."""
     torch.add(*squares, out=out)
     out.sqrt_().div_(count)
+
+
+
+def _of_the_step(roots: Iterable[Node]) -> list[Node]:
+    """Floats of the step, such as a bias correction, that tensors are computed with."""
+    found: dict[Node, None] = {}
+    depends: dict[Node, bool] = {}
+    for node in postorder(roots):
+        depends[node] = node.op == "step" or any(depends[x] for x in node.inputs)
+        for x in node.inputs:
+            if node.type.size > 1 and x.type.size == 1 and x.inputs and depends[x] and x.type.is_float:
+                found.setdefault(x)
+    return list(found)
 
 
 def _as_float(node: Node, dtype: str) -> Node:

@@ -205,7 +205,7 @@ def triton_text(program: CudaProgram) -> str:
 
 
 def _argument(what: tuple[Any, ...]) -> str:
-    if what[0] in ("read", "store", "partial"):
+    if what[0] in ("read", "store", "partial", "parts"):
         node = what[1]
         return f"{what[0]} {node.op} {node.type}" + (f" {printable(str(node.attrs.get('path', node.attrs.get('name', ''))))}".rstrip())
     return "the step" if what[0] == "draw" else "key of a draw and its first element"

@@ -16,6 +16,7 @@ from sexpgpu.backends.interpreter import kernels
 from sexpgpu.backends.interpreter.draws import Mask, draw
 from sexpgpu.backends.interpreter.dtypes import TORCH
 from sexpgpu.backends.interpreter.lines import write
+from sexpgpu.backends.interpreter.repeat import Repeat
 from sexpgpu.backends.interpreter.steps import FUNCTIONS
 from sexpgpu.ir import Node
 from sexpgpu.ops import table
@@ -41,15 +42,16 @@ def emit(
     scratch: Iterable[Node] = (),
     first: Sequence[str] = (),
     fused: bool = True,
+    again: Repeat | None = None,
 ) -> tuple[str, dict[str, Any]]:
     """The source of `program(leaves, context, outs) -> tuple of the results that are not in `into``, and its namespace.
 
     into: result -> the leaf whose memory takes it (None: memory of its own); `outs` are those tensors, in this order.
     scratch: leaves whose memory may be written over once they were read last. first: results to compute before all
     others; when there are any, nothing but scratch is written unless `context.passes` is true of them.
-    fused: false has every op by itself, in the order of the graph's own rounding.
+    fused: false has every op by itself, in the order of the graph's own rounding. again: see `repeat.repeating`.
     """
-    written = write(results, leaves, into, scratch, first, fused)
+    written = write(results, leaves, into, scratch, first, fused, again)
     space = namespace()
     for name, node in written.constants.items():  # computed once
         space[name] = table()[node.op].reference(torch, node, [])

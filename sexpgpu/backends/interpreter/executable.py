@@ -10,6 +10,7 @@ import torch
 from sexpgpu.backends.interpreter.draws import Mask
 from sexpgpu.backends.interpreter.dtypes import TORCH
 from sexpgpu.backends.interpreter.emit import emit
+from sexpgpu.backends.interpreter.repeat import Repeat
 from sexpgpu.ir import Graph, Node, postorder
 from sexpgpu.ops import table
 from sexpgpu.ops.leaves import BOUND
@@ -30,8 +31,9 @@ class Executable:
         scratch: Iterable[Node] = (),
         first: Sequence[str] = (),
         fused: bool = True,
+        again: Repeat | None = None,
     ):
-        """into, scratch, first, fused: see `emit`; a program with `first` gives those alone if its context does not let it pass."""
+        """into, scratch, first, fused, again: see `emit`; a program with `first` gives those alone if its context does not let it pass."""
         self.results: dict[str, Node] = dict(results.results if isinstance(results, Graph) else results)
         order = postorder(self.results.values())
         self.leaves: list[Node] = [n for n in order if n.op in BOUND and n.op != "step"]
@@ -40,7 +42,7 @@ class Executable:
         steps = [n for n in order if n.op == "step"]
         self._has_step = bool(steps)
         self._draws = any(n.op in DRAWS for n in order)
-        source, space = emit(self.results, self.leaves + steps, into, scratch, first, fused)
+        source, space = emit(self.results, self.leaves + steps, into, scratch, first, fused, again)
         self.masks = [value for value in space.values() if isinstance(value, Mask)]
         exec(compile(source, "<sexpgpu graph>", "exec"), space)  # noqa: S102 - our own numbered names, no user text
         self._program: Callable[[Sequence[Any], Any, Sequence[Any]], tuple[Any, ...]] = space["program"]

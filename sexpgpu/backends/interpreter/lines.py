@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 from sexpgpu.backends.interpreter.fuse import Step, Value
+from sexpgpu.backends.interpreter.repeat import Repeat
 from sexpgpu.backends.interpreter.steps import ordered
 from sexpgpu.ir import Node
 
@@ -59,11 +60,11 @@ class Writer:
 
     def __init__(
         self, results: Mapping[str, Node], leaves: Sequence[Node], into: Mapping[str, Node | None],
-        scratch: set[Node], first: Sequence[str], fused: bool,
+        scratch: set[Node], first: Sequence[str], fused: bool, again: Repeat | None = None,
     ):
         self.results, self.into = results, into
         graph = ordered(results, first, fused)
-        self.steps, self.early = graph.steps, graph.early
+        self.steps, self.early = graph.steps if again is None else again(graph.steps, results.values()), graph.early
         self.constants: dict[str, Node] = {}
         self.homes = {leaf for leaf in into.values() if leaf is not None}
         self.places = {name: place for place, name in enumerate(into)}
@@ -163,10 +164,11 @@ def write(
     scratch: Iterable[Node] = (),
     first: Sequence[str] = (),
     fused: bool = True,
+    again: Repeat | None = None,
 ) -> Writer:
     """The whole program of a graph, written; the parameters are those of `emit.emit`."""
     into = into or {}
-    writer = Writer(results, leaves, into, set(scratch), first, fused)
+    writer = Writer(results, leaves, into, set(scratch), first, fused, again)
     for at in range(len(writer.steps) + 1):
         if first and at == writer.early:
             writer.text.append(f" if not context.passes({', '.join(writer.names[results[n]] for n in first)}):")

@@ -13,6 +13,7 @@ from typing import Any
 
 from sexpgpu.backends.interpreter.fuse import Step, Value
 from sexpgpu.backends.interpreter.lines import Writer, write
+from sexpgpu.backends.interpreter.repeat import Repeat, repeating
 from sexpgpu.backends.interpreter.scratch import scratch
 from sexpgpu.backends.interpreter.shapes import Strides, bytes_of, contiguous, dense, dtype_of, shape_of, viewed
 from sexpgpu.backends.leaves import Schema, flat_update, schema
@@ -20,6 +21,7 @@ from sexpgpu.experiment.traced import TracedRun
 from sexpgpu.ir import DTYPES, Node, postorder
 from sexpgpu.ops.leaves import BOUND
 from sexpgpu.passes.flatten import Flat
+from sexpgpu.passes.schedule.fuse import original
 
 LEAST_AHEAD = 50_000  # elements of a step's masks: fewer are drawn when they are needed (`draws`)
 #: ops of one operand whose value lies in its memory
@@ -104,6 +106,7 @@ def place(output: Value, step: Step, over: int | None, home: bool, memory: _Memo
     """Where an output lies: over an operand, in the caller's memory, in what it views, or in memory of its own."""
     if output in memory.storage:  # drawn before
         return
+    kind = original(output) if isinstance(output, Node) else output
     if home:
         memory.lie(output, None, None)
     elif over is not None:
@@ -111,15 +114,15 @@ def place(output: Value, step: Step, over: int | None, home: bool, memory: _Memo
         memory.lie(output, memory.storage.get(operand), memory.at(operand))
     elif step.source.startswith("entropy_grad("):
         memory.lie(output, memory.storage.get(step.inputs[0]), None)
-    elif isinstance(output, Node) and output.op in _VIEWS and len(step.inputs) == 1 and len(step.outputs) == 1:
+    elif isinstance(kind, Node) and kind.op in _VIEWS and len(step.inputs) == 1 and len(step.outputs) == 1:
         operand = step.inputs[0]
-        strides = _through(output, operand, memory.at(operand))
+        strides = _through(kind, operand, memory.at(operand))
         if strides is None:
-            memory.make(output, _layout(output, step, memory))
+            memory.make(output, _layout(kind, step, memory))
         else:
             memory.lie(output, memory.storage.get(operand), strides)
     else:
-        memory.make(output, _layout(output, step, memory))
+        memory.make(output, _layout(kind, step, memory))
 
 
 def _through(output: Node, operand: Value, strides: Strides) -> Strides | None:
@@ -176,9 +179,10 @@ class RunPlan:
     evaluations: Mapping[str, int]
 
 
-def forward_program(results: Mapping[str, Node]) -> Writer:
-    """From a batch to the loss and the gradients, which have places of their own."""
-    return _program(results, into={n: None for n in results if n.startswith("gradient/")})
+def forward_program(results: Mapping[str, Node], traced: TracedRun | None = None) -> Writer:
+    """From a batch to the loss and the gradients, which have places of their own; the layers run again that `traced` says."""
+    again = None if traced is None else repeating(traced.remat, traced.origins)
+    return _program(results, into={n: None for n in results if n.startswith("gradient/")}, again=again)
 
 
 def update_program(flat: Flat) -> Writer:
@@ -189,11 +193,11 @@ def update_program(flat: Flat) -> Writer:
 
 
 def _program(
-    results: Mapping[str, Node], into: Mapping[str, Node | None] | None = None, scratch: Iterable[Node] = (), first: Sequence[str] = ()
+    results: Mapping[str, Node], into: Mapping[str, Node | None] | None = None, scratch: Iterable[Node] = (), first: Sequence[str] = (), again: Repeat | None = None,
 ) -> Writer:  # fmt: skip
     order = postorder(results.values())
     leaves = [n for n in order if n.op in BOUND and n.op != "step"] + [n for n in order if n.op == "step"]
-    return write(results, leaves, into, scratch, first)
+    return write(results, leaves, into, scratch, first, again=again)
 
 
 def run_plan(staged: Any, threads: int = 1, ranks: int = 1) -> RunPlan:
@@ -204,9 +208,9 @@ def run_plan(staged: Any, threads: int = 1, ranks: int = 1) -> RunPlan:
     kept = _kept(flat, schema(traced, run.precision), run.accumulate)
     update = update_program(flat)
     states = sum(_state_bytes(traced, run.precision)) * run.accumulate  # each micro-batch's new ones, until all are merged
-    forwards = [forward_program(staged.micro(False))]
+    forwards = [forward_program(staged.micro(False), traced)]
     if traced.metrics or traced.taps:
-        forwards.append(forward_program(staged.micro(True)))
+        forwards.append(forward_program(staged.micro(True), traced))
     masks = [step.outputs[0] for step in forwards[0].steps if step.needs[:1] == ("mask",)]
     early = sum(shape_size(value) for value in masks) >= LEAST_AHEAD
     ahead = sum(bytes_of(value) for value in masks) if early else 0

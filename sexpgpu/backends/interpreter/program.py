@@ -21,6 +21,7 @@ from sexpgpu.backends.interpreter.dtypes import TORCH
 from sexpgpu.backends.interpreter.executable import Executable
 from sexpgpu.backends.interpreter.indices import refuse_index
 from sexpgpu.backends.interpreter.memory import keep_freed
+from sexpgpu.backends.interpreter.repeat import repeating
 from sexpgpu.backends.leaves import flat_update, source_of
 from sexpgpu.backends.ranks import Alone, Team
 from sexpgpu.ir import Node
@@ -129,7 +130,8 @@ class InterpreterProgram:
         """From a batch to the loss, and each gradient where it belongs; `staged` is that of another capacity."""
         results = (staged or self.staged).micro(logged)
         names = [name for name in results if name.startswith("gradient/")]
-        executable = Executable(results, dict.fromkeys(names))
+        traced = (staged or self.staged).traced
+        executable = Executable(results, dict.fromkeys(names), again=repeating(traced.remat, traced.origins))
         known = {leaf: self._known.get(source_of(leaf)) for leaf in executable.leaves}
         return Bound(executable, known, [self._arena.views[name.removeprefix("gradient/")] for name in names])
 

@@ -22,8 +22,11 @@ At = Callable[[Value], Strides]
 def scratch(step: Step, at: At, threads: int) -> int:
     """Bytes that a call takes for itself at the moment at which it holds the most, beside its outputs. `at`: a value's strides."""
     if step.needs[:1] == ("reference",):
-        rule = _REFERENCES.get(step.needs[2].op)
-        return max(0, rule(step.needs[2], at, threads)) if rule is not None else 0
+        node = step.needs[2]
+        if node.op not in _REFERENCES:
+            results, operands = _TEMPORARIES.get(node.op, (0.0, 0.0))
+            return int(results * node.type.bytes + operands * node.inputs[0].type.bytes) if results or operands else 0
+        return max(0, _REFERENCES[node.op](node, at, threads))
     rule = _CALLS.get(call_of(step))
     return rule(step, at, threads) if rule is not None else 0
 
@@ -231,10 +234,35 @@ def _low_attend(node: Node, at: At, threads: int) -> int:
     return _size(q) + _size(k) + _size(v) + _size(node) + max(0, _flash(q, k, threads) - node.type.bytes)
 
 
+def _normalized(node: Node, at: At, threads: int) -> int:
+    """torch's own kernels take nothing but a result that is not wanted; where they do not go, a few tensors of the operand's size."""
+    x, axes = node.inputs[0].type, node.attrs["axis"]
+    last = node.attrs["center"] and axes and axes == tuple(range(x.rank - len(axes), x.rank))
+    if node.op == "normalize":
+        return 0 if last or not node.attrs["center"] else x.bytes
+    return x.bytes * (1 if last else 4 if node.attrs["center"] else 2)
+
+
+def _logits(node: Node, at: At, threads: int) -> int:
+    """The logits of a head and what is made of them."""
+    x, weight = (i.type for i in node.inputs[:2])
+    return 2 * (x.size // max(1, x.shape[-1])) * weight.shape[-1] * _width(node)
+
+
+#: op whose definition makes tensors that it lets go -> how many of its result's size, and how many of its first operand's
+_TEMPORARIES: dict[str, tuple[float, float]] = {
+    "softplus": (1, 0), "is-finite": (0, 1.5), "logsumexp": (0, 1), "take-along": (2, 0), "sort-along": (0, 2), "argsort": (0, 2),
+    "top-k": (0, 3), "top-k-indices": (0, 3), "max-pool": (2, 0), "attend-grad": (8, 0), "attend-grad-packed": (3, 0), "one-hot": (0.25, 0),
+}  # fmt: skip
+
 _REFERENCES: dict[str, Rule] = {
+    "normalize": _normalized,
+    "normalize-grad": _normalized,
+    "linear-cross-entropy": _logits,
+    "linear-cross-entropy-grad": _logits,
     "matmul": _matmul,
-    "matmul-f32": lambda node, at, threads: _size(node.inputs[0]) + _size(node.inputs[1]) + _batched(node.inputs[0], node.inputs[1], at, 4),
-    "matmul-bias": lambda node, at, threads: _low_product(node, at, threads) + _size(node),
+    "matmul-f32": lambda node, at, threads: _batched(node.inputs[0], node.inputs[1], at, 4) + (_size(node.inputs[0]) + _size(node.inputs[1]) if _low(node.inputs[0]) else 0),
+    "matmul-bias": lambda node, at, threads: _low_product(node, at, threads) + _size(node) if _low(node) else _matmul(node, at, threads) + node.type.bytes,
     "attend": _low_attend,
     "convolve": lambda node, at, threads: _convolve(node, threads),
     "convolve-transpose": lambda node, at, threads: _convolve_transpose(node, threads),

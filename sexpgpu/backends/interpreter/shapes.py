@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from math import prod
+from typing import Any
 
 from sexpgpu.backends.interpreter.fuse import Value
 from sexpgpu.ir import DTYPES, Node
+from sexpgpu.passes.schedule.fuse import original
 
 Strides = tuple[int, ...]
 Shape = tuple[int, ...]
@@ -59,10 +61,16 @@ def bytes_of(value: Value) -> int:
     return prod(shape_of(value)) * DTYPES[dtype_of(value)]
 
 
+def _beside(value: Value) -> tuple[Any, Node]:
+    """Word and node of what a call gives beside nodes; of a second making those of the first."""
+    word, node = value  # type: ignore[misc]
+    return word, original(node)
+
+
 def dtype_of(value: Value) -> str:
     if isinstance(value, Node):
         return value.type.dtype
-    word, node = value  # type: ignore[misc]
+    word, node = _beside(value)
     return "i64" if word in ("index", "places") else str(node.type.dtype)
 
 
@@ -70,7 +78,7 @@ def shape_of(value: Value) -> Shape:
     """The shape of a value; of what a call gives beside nodes, by its word (`fuse`)."""
     if isinstance(value, Node):
         return value.type.shape
-    word, node = value  # type: ignore[misc]
+    word, node = _beside(value)
     shape = node.type.shape
     if word in ("mean", "rsqrt"):
         x = _normalized(node)

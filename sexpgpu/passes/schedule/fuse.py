@@ -26,6 +26,7 @@ INLINE_WEIGHT = 240  # operations an element that may be repeated instead of rea
 INLINE_NODES = 192  # nodes of one expression
 MAX_READS = 40
 AGAIN = 1.1  # a value is computed again rather than kept if that reads at most so many times its bytes
+ROW = 4096  # elements that one program adds up at once
 PERSISTENT = 16384  # columns that one program holds at once
 ACCUMULATED = 8192  # columns over which a program keeps running sums
 
@@ -113,8 +114,8 @@ def form(unit: Node, point: bool) -> str:
     if point:
         return "point"
     kept, reduced = reduced_shape(unit)
-    if not kept:
-        return "total"
+    if not kept:  # a short one is a row, so that what is computed from it may follow in its kernel
+        return "row" if unit.inputs[0].type.size <= ROW else "total"
     return "column" if max(reduced) < min(kept) else "row"
 
 
@@ -520,7 +521,7 @@ class Fuser:
         results = set(self.results.values())
         together = [parts_of(l.node) if isinstance(l, Call) else None for l in launches]
         reads = [[b for b in l.reads if b in home and b not in results] for l in launches]
-        order = in_turn(needs, reads, [list(l.stores) for l in launches], lambda node: node.type.bytes, rank, together)
+        order = in_turn(needs, reads, [[n for n in l.stores if n not in results] for l in launches], lambda node: node.type.bytes, rank, together)
         return [launches[i] for i in order]
 
 

@@ -78,7 +78,8 @@ def in_turn(
     """An order of work: what a piece needs first, and among those that may run one that leaves fewer bytes alive than before, else
     the one of the least rank.
 
-    reads: the values that go where they were read last; makes: those that come, of `size` bytes. together: pieces of an equal key
+    reads: the values that go where they were read last; makes: those that come, of `size` bytes, results left out: they stay for
+    good, whenever they come. together: pieces of an equal key
     that is not None follow one another.
     """
     users: list[list[int]] = [[] for _ in needs]
@@ -96,7 +97,8 @@ def in_turn(
         groups.setdefault(key, []).append(i)
 
     def frees(i: int) -> bool:
-        return sum(size(v) for v in dict.fromkeys(reads[i]) if readers[v] == {i}) > sum(map(size, makes[i]))
+        gone = sum(size(v) for v in dict.fromkeys(reads[i]) if readers[v] == {i})
+        return not makes[i] or gone > sum(map(size, makes[i]))
 
     ready = [(not frees(i), rank[i], i) for i, n in enumerate(left) if not n]
     heapq.heapify(ready)

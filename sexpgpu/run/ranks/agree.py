@@ -104,11 +104,12 @@ def together(largest: Callable[[int], int]) -> Iterator[None]:
 class Shares:
     """An evaluation's feed, its batches dealt out to the ranks in turn; None where there is none left for this rank.
 
-    Whole batches, so that each has the numbers that it has on one device. `agree`: where a batch may wait for its data.
+    Whole batches, so that each has the numbers that it has on one device. `largest`: of the ranks' numbers, where a batch may wait
+    for its data.
     """
 
-    def __init__(self, feed: EvalFeed, rank: int, ranks: int, agree: Callable[[Sequence[int]], Callable[[], list[int]]] | None = None):
-        self._feed, self._rank, self._ranks, self._agree = feed, rank, ranks, agree
+    def __init__(self, feed: EvalFeed, rank: int, ranks: int, largest: Callable[[int], int] | None = None):
+        self._feed, self._rank, self._ranks, self._largest = feed, rank, ranks, largest
 
     def __len__(self) -> int:
         return len(self._feed)
@@ -116,11 +117,10 @@ class Shares:
     def __iter__(self) -> Iterator[Any]:
         for first in range(0, len(self._feed), self._ranks):
             number = first + self._rank
-            if self._agree is None:
+            if self._largest is None:
                 yield self._own(number)
                 continue
-            agree = self._agree
-            with together(lambda halted: agree([halted])()[0]):
+            with together(self._largest):
                 batch = self._own(number)
             yield batch
 

@@ -32,15 +32,14 @@ class Team:
 
     def feeds(self, feeds: Feeds, waits: bool = False) -> Feeds:
         """A rank's feeds, its evaluations' batches dealt out. waits: a batch may wait for its data, and a signal end that."""
-        agree = self.collectives.begin_largest if waits else None
+        def largest(number: int) -> int:
+            return self.collectives.begin_largest([number])()[0]
+
         train = AgreedFeed(feeds.train, self.collectives.largest_beside) if waits else feeds.train
-        evals = {name: Shares(feed, self.place.rank, self.place.ranks, agree) for name, feed in feeds.evals.items() if isinstance(feed, EvalFeed)}
+        evals = {name: Shares(feed, self.place.rank, self.place.ranks, largest if waits else None) for name, feed in feeds.evals.items() if isinstance(feed, EvalFeed)}
 
         def join(evaluation: Eval, parts: list[Parts]) -> list[Parts]:
             return evals[evaluation.name].joined(self.collectives, [m.name for m in evaluation.metrics], parts)
-
-        def largest(number: int) -> int:
-            return self.collectives.begin_largest([number])()[0]
 
         return replace(feeds, train=train, evals=evals, join=join, largest=largest)
 

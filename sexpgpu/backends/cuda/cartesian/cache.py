@@ -24,7 +24,7 @@ def generation() -> str:
     """The digest of what writes sources."""
     here = Path(__file__)
     digest = sha256()
-    for file in (here.with_name("source.py"), here.with_name("product.py"), here.parents[3] / "ops" / "cartesian" / "algebra.py"):
+    for file in (here.with_name("source.py"), here.with_name("lanes.py"), here.with_name("warp.py"), here.with_name("product.py"), here.parents[3] / "ops" / "cartesian" / "algebra.py"):
         digest.update(file.read_bytes())
     return digest.hexdigest()
 

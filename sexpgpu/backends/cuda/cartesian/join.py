@@ -1,5 +1,6 @@
 """Product nodes of a graph joined: sums of products with one target become one output, and gradients of one product over the same
-cotangents share launches, where no path leads from one to another."""
+cotangents share launches, where no path leads from one to another. Weights that are a matrix product which only products read go to the
+kernels as its two factors, and never reach memory."""
 
 from __future__ import annotations
 
@@ -9,10 +10,14 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
+from sexpgpu.backends.cuda.cartesian.config import Config, config
+from sexpgpu.backends.cuda.cartesian.lanes import suits
+from sexpgpu.backends.cuda.cartesian.product import of_node
 from sexpgpu.ir import Node, Origins, postorder
 from sexpgpu.ops import build
 from sexpgpu.ops.cartesian.product import SLOTS
 
+INNER = 64  # columns of hidden rows whose fragments a thread has registers for
 PRODUCTS = ("tensor-product", "tensor-product-grad")
 
 
@@ -45,7 +50,32 @@ def join(results: Mapping[str, Node], origins: Origins | None = None) -> dict[st
     twice = {x for n in order for x in n.inputs if n.inputs.count(x) > 1}
     sums = _sums(order, readers, twice)
     groups = _groups(order, sums)
-    return _rebuilt(results, groups, origins)
+    return _rebuilt(results, groups, _factored(order, results, config()), origins)
+
+
+def _factored(order: list[Node], results: Mapping[str, Node], settings: Config) -> set[Node]:
+    """Matrix products that are read as weights alone, by products that can take their factors."""
+    fit = {n for n in order if n.op in PRODUCTS and _takes_factors(n, settings)}
+    kept = set(results.values())
+
+    def suited(x: Node) -> bool:
+        if x.op != "matmul" or x in kept:
+            return False
+        left, right = (i.type for i in x.inputs)
+        return left.rank == right.rank == 2 and left.dtype == right.dtype == x.type.dtype and left.shape[1] <= INNER
+
+    found = {x for n in fit for slot, x in _filled(n).items() if slot == "weights" and suited(x)}
+    for n in order:
+        for slot, x in _filled(n).items() if n in fit else ((None, x) for x in n.inputs):
+            if x in found and slot != "weights":
+                found.discard(x)
+    return found
+
+
+def _takes_factors(node: Node, settings: Config) -> bool:
+    product = of_node(node)[0]
+    form = product.form
+    return settings.scatter == "csr" and max(form.first, form.second, form.top) <= settings.l_max and suits(product)
 
 
 def _target(node: Node) -> str:
@@ -139,11 +169,12 @@ def _may(home: _Group, new: _Group, *all_: list[_Group]) -> bool:
     return not any(g.needs & own and needs & g.own for groups in all_ for g in groups if g is not home and g is not new)
 
 
-def _rebuilt(results: Mapping[str, Node], groups: list[_Group], origins: Origins | None) -> dict[str, Node]:
+def _rebuilt(results: Mapping[str, Node], groups: list[_Group], factored: set[Node], origins: Origins | None) -> dict[str, Node]:
     home: dict[Node, tuple[_Group, int]] = {}
     operands: dict[int, list[tuple[str, Node]]] = {}
     for group in groups:
-        if len(group.members) == 1 and len(group.members[0].products) == 1:
+        alone = len(group.members) == 1 and len(group.members[0].products) == 1
+        if alone and not factored.intersection(group.members[0].products[0].inputs):
             continue
         seen: dict[tuple[str, Node], None] = {}
         for s in group.members:
@@ -163,14 +194,15 @@ def _rebuilt(results: Mapping[str, Node], groups: list[_Group], origins: Origins
         below = list(node.inputs)
         if found is not None:
             group, number = found
-            below = [x for _, x in operands[id(group)]] + list(group.members[0].products[0].inputs[3:]) + group.members[number].others
+            given = [x for _, x in operands[id(group)]]
+            below = [y for x in given for y in (x.inputs if x in factored else (x,))] + list(group.members[0].products[0].inputs[3:]) + group.members[number].others
         waiting = [b for b in below if b not in done]
         if waiting:
             stack += waiting
             continue
         stack.pop()
         with nullcontext() if origins is None else origins.at(origins.of(node)):
-            new = _made(node, done) if found is None else _joint(*found, operands[id(found[0])], done)
+            new = _made(node, done) if found is None else _joint(*found, operands[id(found[0])], factored, done)
         if origins is not None and new is not node and node in origins.table:
             origins.add(new, origins.of(node))
         done[node] = new
@@ -182,16 +214,19 @@ def _made(node: Node, done: Mapping[Node, Node]) -> Node:
     return node if inputs == node.inputs else build(node.op, *inputs, **node.attrs)
 
 
-def _joint(group: _Group, number: int, operands: list[Any], done: Mapping[Node, Node]) -> Node:
+def _joint(group: _Group, number: int, operands: list[Any], factored: set[Node], done: Mapping[Node, Node]) -> Node:
     places = {key: i for i, key in enumerate(operands)}
     outputs = []
     for s in group.members:
         uses = tuple(tuple(places[slot, x] for slot, x in _filled(p).items() if slot in SLOTS) for p in s.products)
         outputs.append((s.target, s.products[0].type.shape, s.products[0].type.batch, uses))
     first = group.members[0].products[0]
-    inputs = [done[x] for _, x in operands] + [done[x] for x in first.inputs[3:]]
+    pairs = [x.inputs if x in factored else (x,) for _, x in operands]
+    inputs = [done[p[0]] for p in pairs] + [done[p[1]] for p in pairs if len(p) > 1] + [done[x] for x in first.inputs[3:]]
+    inner = tuple(p[0].type.shape[1] if len(p) > 1 else 0 for p in pairs)
     keep = {k: first.attrs[k] for k in ("l-max", "paths", "reduce-paths")}
-    new = build("tensor-product-joint", *inputs, slots=tuple(slot for slot, _ in operands), outputs=tuple(outputs), of=number, **keep)
+    new = build("tensor-product-joint", *inputs, slots=tuple(slot for slot, _ in operands), outputs=tuple(outputs), of=number,
+                inner=inner if any(inner) else (), **keep)
     for other in group.members[number].others:
         new = build("+", done[other], new)
     return new

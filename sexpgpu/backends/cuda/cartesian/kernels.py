@@ -1,11 +1,11 @@
-"""The kernel by hand beside the generated ones: rows added by group."""
+"""Kernels by hand beside the generated ones: rows added by group, and the factors of weights as fragments of matrix instructions."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-from sexpgpu.backends.cuda.prelude import to_bf16
+from sexpgpu.backends.cuda.prelude import from_bf16, to_bf16
 
 
 @triton.jit(do_not_specialize=["columns"])
@@ -24,3 +24,50 @@ def segment(rows, starts, order, out, columns, WIDE: tl.constexpr, ACC: tl.const
         tl.store(place, to_bf16(total), mask=c < columns)
     else:
         tl.store(place, total, mask=c < columns)
+
+
+@triton.jit
+def _word(first, second, piece, LOW: tl.constexpr):
+    """Two numbers as bf16 in an i32: rounded (piece 0), or what the rounding left (piece 1)."""
+    if LOW:
+        a = first
+        b = second
+    else:
+        a = to_bf16(first)
+        b = to_bf16(second)
+        a = tl.where(piece == 0, a.to(tl.int16, bitcast=True), to_bf16(first - from_bf16(a)).to(tl.int16, bitcast=True)).to(tl.bfloat16, bitcast=True)
+        b = tl.where(piece == 0, b.to(tl.int16, bitcast=True), to_bf16(second - from_bf16(b)).to(tl.int16, bitcast=True)).to(tl.bfloat16, bitcast=True)
+    return (b.to(tl.int16, bitcast=True).to(tl.int32) << 16) | (a.to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def pack_rows(source, out, rows, INNER: tl.constexpr, PIECES: tl.constexpr, LOW: tl.constexpr, BLOCK: tl.constexpr):
+    """[rows INNER] -> i32 [rows + 1, steps, PIECES, 2, 4] of 16 columns a step: word (h, t) holds columns 8h + 2t and the next; the last row is 0."""
+    STEPS: tl.constexpr = (INNER + 15) // 16
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    width = STEPS * PIECES * 8
+    row = at // width
+    place = at % width
+    column = place // (PIECES * 8) * 16 + place // 4 % 2 * 8 + place % 4 * 2
+    read = row < rows
+    first = tl.load(source + row * INNER + column, mask=read & (column < INNER), other=0.0)
+    second = tl.load(source + row * INNER + column + 1, mask=read & (column + 1 < INNER), other=0.0)
+    tl.store(out + at, _word(first, second, place // 8 % PIECES, LOW), mask=row <= rows)
+
+
+@triton.jit
+def pack_matrix(source, out, INNER: tl.constexpr, PATHS: tl.constexpr, CHANNELS: tl.constexpr, PIECES: tl.constexpr, LOW: tl.constexpr, BLOCK: tl.constexpr):
+    """[INNER PATHS·CHANNELS] -> i32 [blocks of 8 channels, PATHS, steps, 32 lanes, PIECES, 2]: what a lane of mma.m16n8k16 holds of its right side."""
+    STEPS: tl.constexpr = (INNER + 15) // 16
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    piece = at // 2 % PIECES
+    lane = at // (2 * PIECES) % 32
+    step = at // (64 * PIECES) % STEPS
+    path = at // (64 * PIECES * STEPS) % PATHS
+    block = at // (64 * PIECES * STEPS * PATHS)
+    channel = block * 8 + lane // 4
+    row = step * 16 + at % 2 * 8 + lane % 4 * 2
+    place = source + path * CHANNELS + channel
+    first = tl.load(place + row * (PATHS * CHANNELS), mask=(channel < CHANNELS) & (row < INNER), other=0.0)
+    second = tl.load(place + (row + 1) * (PATHS * CHANNELS), mask=(channel < CHANNELS) & (row + 1 < INNER), other=0.0)
+    tl.store(out + at, _word(first, second, piece, LOW), mask=block < (CHANNELS + 7) // 8)

@@ -59,9 +59,9 @@ def generate(product: Product, mode: str, numbers: tuple[int, ...], shape: Lanes
 class _Writer:
     def __init__(self, product: Product, mode: str, numbers: tuple[int, ...], shape: Lanes):
         self.p, self.mode, self.shape = product, mode, shape
-        # one rank after another of what is read by edge, so that few components live at once
-        key = (lambda p: (p.second, p.first, p.result)) if mode == "sender" else (lambda p: (p.first, p.second, p.result))
-        self.paths = sorted(((n, product.form.paths[n]) for n in numbers), key=lambda found: key(found[1]))
+        self.paths = [(n, product.form.paths[n]) for n in numbers]
+        if mode == "receiver":  # one rank of features after another, so that few of their components live at once
+            self.paths.sort(key=lambda found: found[1])
         self.head: list[str] = []
         self.body: list[str] = []
         self.tail: list[str] = []

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from sexpgpu.backends.cuda import modules
+from sexpgpu.backends.cuda.cartesian import lanes
 from sexpgpu.backends.cuda.cartesian.cache import Cache
 from sexpgpu.backends.cuda.cartesian.config import Config, config
 from sexpgpu.backends.cuda.cartesian.plan import Launch, plan
@@ -21,8 +22,10 @@ from sexpgpu.diagnostics import Diagnostic, render
 from sexpgpu.ir import Node
 from sexpgpu.ops import table
 
+Operand = torch.Tensor | tuple[torch.Tensor, torch.Tensor]  # or packed factors of weights
 TORCH = {"f32": torch.float32, "f64": torch.float64, "bf16": torch.bfloat16}
 WIDE = 128
+WORDS = 1024  # of a program that packs
 
 
 class Edges:
@@ -57,7 +60,7 @@ class Runner:
         self.cache = Cache(settings.folder, say)
         self.kept = Kept(self.cache, device)
         self._functions: dict[Any, Any] = {}
-        self.tiles: dict[tuple[Product, Launch], Tile] = {}
+        self.tiles: dict[tuple[Product, Launch], Tile | lanes.Lanes] = {}
         self.walks: dict[Product, str] = {}
 
     def takes(self, product: Product) -> bool:
@@ -65,17 +68,18 @@ class Runner:
         f = product.form
         return product.dtype in TORCH and max(f.first, f.second, f.top) <= self.config.l_max
 
-    def function(self, product: Product, launch: Launch, tile: Tile) -> tuple[Any, Any]:
+    def function(self, product: Product, launch: Launch, tile: Tile | lanes.Lanes) -> tuple[Any, Any]:
         """The compiled function of a launch, and how it takes its arguments."""
         part = product.only([product.outputs[n] for n in launch.outputs])
-        key = part, launch.mode, launch.ranks, product.form.channels % tile.channels == 0
+        by_thread = isinstance(tile, lanes.Lanes)
+        key = part, launch.mode, launch.paths(product.form), tile if by_thread else product.form.channels % tile.channels == 0
         if key not in self._functions:
-            kernel = generate(*key)
+            kernel = lanes.generate(*key) if by_thread else generate(*key)
             text = self.cache.source(repr(key), lambda: kernel.source)
             self._functions[key] = modules.load(text, NAME), kernel
         return self._functions[key]
 
-    def tile(self, product: Product, launch: Launch) -> Tile:
+    def tile(self, product: Product, launch: Launch) -> Tile | lanes.Lanes:
         found = self.tiles.get((product, launch))
         if found is None:
             found = None if self.interpreted else self.kept.tile(product, launch)
@@ -86,7 +90,27 @@ class Runner:
     def plan(self, product: Product) -> list[Launch]:
         return plan(product, self.config, self.walks.get(product) or self.kept.walk(product))
 
-    def run(self, product: Product, operands: Sequence[torch.Tensor], edges: Edges | None, rows: int, launches: Sequence[Launch] | None = None) -> list[torch.Tensor]:
+    def packed_rows(self, hidden: torch.Tensor) -> torch.Tensor:
+        """A left factor of weights, [edges inner], as the kernels read it."""
+        rows, inner = hidden.shape
+        low = hidden.dtype == torch.bfloat16
+        pieces = 1 if low else 2
+        out = torch.empty((rows + 1) * -(-inner // lanes.DEEP) * pieces * 8, dtype=torch.int32, device=hidden.device)
+        pack = import_module("sexpgpu.backends.cuda.cartesian.kernels").pack_rows
+        pack[(-(-out.shape[0] // WORDS),)](hidden.contiguous(), out, rows, inner, pieces, low, WORDS, num_warps=4)
+        return out
+
+    def packed_matrix(self, matrix: torch.Tensor, paths: int) -> torch.Tensor:
+        """The right factor, [inner paths·channels]."""
+        inner, channels = matrix.shape[0], matrix.shape[1] // paths
+        low = matrix.dtype == torch.bfloat16
+        pieces = 1 if low else 2
+        out = torch.empty(-(-channels // 8) * paths * -(-inner // lanes.DEEP) * pieces * 64, dtype=torch.int32, device=matrix.device)
+        pack = import_module("sexpgpu.backends.cuda.cartesian.kernels").pack_matrix
+        pack[(-(-out.shape[0] // WORDS),)](matrix.contiguous(), out, inner, paths, channels, pieces, low, WORDS, num_warps=4)
+        return out
+
+    def run(self, product: Product, operands: Sequence[Operand], edges: Edges | None, rows: int, launches: Sequence[Launch] | None = None) -> list[torch.Tensor]:
         """Each output [rows components·channels], in the storage dtype. rows: of a product by rows, or nodes of a graph."""
         done = _Outputs(self, product, operands, edges, rows)
         for launch in self.plan(product) if launches is None else launches:
@@ -97,11 +121,11 @@ class Runner:
 class _Outputs:
     """The outputs of one product while its launches run."""
 
-    def __init__(self, runner: Runner, product: Product, operands: Sequence[torch.Tensor], edges: Edges | None, rows: int):
+    def __init__(self, runner: Runner, product: Product, operands: Sequence[Operand], edges: Edges | None, rows: int):
         self.runner, self.product, self.rows = runner, product, rows
-        self.operands = [x.contiguous() for x in operands]
+        self.operands = [x if isinstance(x, tuple) else (x.contiguous(),) for x in operands]
         self.edges = edges
-        self.device = self.operands[0].device
+        self.device = self.operands[0][0].device
         self.wide = torch.float64 if product.dtype == "f64" else torch.float32
         self.raw: dict[int, list[torch.Tensor]] = {}  # output -> [parts rows width], to be added over lists and parts
         self.scratch: set[int] = set()  # gradients by node features that stand by edge
@@ -119,14 +143,15 @@ class _Outputs:
         """Runs one launch, and keeps what it makes of each output."""
         product, edges = self.product, self.edges
         tile = self.runner.tile(product, launch)
+        by_thread = isinstance(tile, lanes.Lanes)
         blocks = -(-product.form.channels // tile.channels)
         looped = launch.mode in ("receiver", "sender")
         size = self.rows if edges is None else edges.size
         nodes = self.rows
         results = any(product.outputs[n].target == "result" for n in launch.outputs)
         slots = self.runner.config.slots_of(size, nodes) if looped and not results else 1
-        programs = nodes if looped else -(-size // tile.rows)
-        made = [self._place(n, launch, slots, blocks, programs, size) for n in launch.outputs]
+        programs = nodes if isinstance(tile, lanes.Lanes) or looped else -(-size // tile.rows)
+        made = [self._place(n, launch, slots, blocks * (tile.warps if by_thread else 1), programs, size) for n in launch.outputs]
         if not programs:
             for tensor in made:
                 tensor.zero_()
@@ -141,9 +166,9 @@ class _Outputs:
         types = import_module("triton.language")
         wide = types.float64 if product.dtype == "f64" else types.float32
         lows = [t.dtype == torch.bfloat16 for t in made]
-        function[(programs, blocks, slots)](
-            *(self.operands[n] for n in kernel.operands), *made, *index, nodes, size, slots, tile.rows, tile.channels, wide, *lows, num_warps=tile.warps
-        )
+        constants = [tile.rows, tile.channels, wide] if isinstance(tile, Tile) else []
+        given = [x for n in kernel.operands for x in self.operands[n]]
+        function[(programs, blocks, slots)](*given, *made, *index, nodes, size, slots, *constants, *lows, num_warps=tile.warps)
 
     def _place(self, number: int, launch: Launch, slots: int, blocks: int, programs: int, size: int) -> torch.Tensor:
         """Where a launch writes an output: a new tensor, or that of an earlier launch that wrote other components."""
@@ -212,6 +237,7 @@ class Products:
         self._run = run
         self.left: dict[Any, list[Any]] = {}
         self.edges: dict[Any, Edges] = {}
+        self.packed: dict[Any, torch.Tensor] = {}  # factors of weights, by node
 
     def call(self, node: Node, operands: list[torch.Tensor]) -> torch.Tensor:
         """A node's value. `operands` are those of the node, indices last."""
@@ -223,7 +249,7 @@ class Products:
             return found
         if node.op != "tensor-product-joint":
             return self._made(run, node, product, operands, ends)[0].reshape(node.type.shape)
-        key = node.inputs, node.attrs["slots"], node.attrs["outputs"], node.attrs["paths"]
+        key = node.inputs, node.attrs["slots"], node.attrs["outputs"], node.attrs["paths"], node.attrs["inner"]
         if key not in self.left:
             self.left[key] = list(self._made(run, node, product, operands, ends))
         waiting, of = self.left[key], node.attrs["of"]
@@ -238,12 +264,25 @@ class Products:
             if (ends, rows) not in self.edges:
                 self.edges[ends, rows] = Edges(operands[-2], operands[-1], rows)
             edges = self.edges[ends, rows]
-        return run.run(product, operands[: len(operands) - len(ends)], edges, rows)
+        count = len(product.slots)
+        given: list[Operand] = list(operands[:count])
+        factors = zip(node.inputs[count:], operands[count:], strict=True)
+        for n in range(count):
+            if product.factored(n):
+                matrix, value = next(factors)
+                rest = matrix, len(product.form.paths)
+                if node.inputs[n] not in self.packed:
+                    self.packed[node.inputs[n]] = run.packed_rows(operands[n])
+                if rest not in self.packed:
+                    self.packed[rest] = run.packed_matrix(value, len(product.form.paths))
+                given[n] = self.packed[node.inputs[n]], self.packed[rest]
+        return run.run(product, given, edges, rows)
 
     def forget(self) -> None:
         """What belongs to one step."""
         self.left.clear()
         self.edges.clear()
+        self.packed.clear()
 
 
 def on_device() -> Runner:

@@ -10,19 +10,27 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sexpgpu.backends.cuda.cartesian.config import Config
+from sexpgpu.backends.cuda.cartesian.lanes import suits
 from sexpgpu.backends.cuda.cartesian.product import Output, Product
+from sexpgpu.ops.cartesian.product import Form
 
+PAIRS = 40  # sums of the result, for two channels each, that leave room for the rest of a thread's values
 REGISTERS = 125  # values that may live through a loop, a thread, before ptxas spills (f64: half); docs/decisions/0042
 HELD = 40  # components of cotangents that a walk by receivers holds without want of registers
 
 
 @dataclass(frozen=True)
 class Launch:
-    """Outputs by their place in the product, made by one kernel from the paths into `ranks`."""
+    """Outputs by their place in the product, made by one kernel from the paths into `ranks`, and of features of ranks `firsts` unless ()."""
 
     mode: str  # rows edge receiver sender
     outputs: tuple[int, ...]
     ranks: tuple[int, ...]
+    firsts: tuple[int, ...] = ()
+
+    def paths(self, form: Form) -> tuple[int, ...]:
+        """The numbers of its paths."""
+        return tuple(n for n, p in enumerate(form.paths) if p.result in self.ranks and (not self.firsts or p.first in self.firsts))
 
 
 def groups(costs: list[int], budget: int, peak_aware: bool) -> list[tuple[int, ...]]:
@@ -76,10 +84,16 @@ def plan(product: Product, config: Config, walk: str | None = None) -> list[Laun
         return [Launch("edge", tuple(p), every) for p in ([results] if results else []) + parts]
     costs = rank_costs(product)
     found = []
+    given = config.dbwd_budget if product.second and split == "fused" else None
     if results:
         sums = [c * len(results) for c in costs]
-        budget = min(config.csr_budget, max(room(product, results), max(sums)))
-        found += [Launch("receiver", tuple(results), ranks) for ranks in groups(sums, budget, config.peak_aware)]
+        budget = config.csr_budget if given is None else given
+        by_thread = suits(product)
+        if not by_thread:
+            budget = min(budget, max(room(product, results), max(sums)))
+        for ranks in groups(sums, budget, config.peak_aware and given is None):
+            parts_of = by_features(form, ranks, PAIRS // len(results)) if by_thread and not form.reduced else [()]
+            found += [Launch("receiver", tuple(results), ranks, firsts) for firsts in parts_of]
     for part in parts:
         mode = walk or _walk(product, [product.outputs[n] for n in part], sum(costs))
         if mode == "sender":
@@ -87,8 +101,18 @@ def plan(product: Product, config: Config, walk: str | None = None) -> list[Laun
             continue
         held = len({use[-1] for n in part for use in product.outputs[n].uses})
         live = [c * held for c in costs]
-        found += [Launch("receiver", tuple(part), ranks) for ranks in groups(live, config.bwd_budget, config.peak_aware)]
+        budget = config.bwd_budget if given is None else given
+        found += [Launch("receiver", tuple(part), ranks) for ranks in groups(live, budget, config.peak_aware and given is None)]
     return found
+
+
+def by_features(form: Form, ranks: tuple[int, ...], budget: int) -> list[tuple[int, ...]]:
+    """Ranks of features in groups, whose paths into these ranks make up to `budget` components. A launch then reads each component of an
+    atom's features once, where a division by ranks of the result would read most of them again."""
+    costs = [sum(2 * p.result + 1 for p in form.paths if p.first == rank and p.result in ranks) for rank in range(form.first + 1)]
+    found = [tuple(r for r in group if costs[r]) for group in groups(costs, budget, False)]
+    found = [group for group in found if group]
+    return [()] if len(found) == 1 else found
 
 
 def _parts(product: Product, rest: list[int], split: str) -> list[list[int]]:

@@ -102,19 +102,21 @@ def of_node(node: Node) -> tuple[Product, tuple[Node, ...], tuple[Node, ...]]:
     """A product node, single or joint: the product, its operands and its indices."""
     attrs: Any = node.attrs
     if node.op == "tensor-product-joint":
-        count = len(attrs["slots"])
-        slots, operands, edges = attrs["slots"], node.inputs[:count], node.inputs[count:]
+        count, inner = len(attrs["slots"]), attrs["inner"]
+        factors = sum(k > 0 for k in inner)
+        slots, operands, edges = attrs["slots"], node.inputs[:count], node.inputs[count + factors :]
         outputs = tuple(Output(target, uses) for target, _, _, uses in attrs["outputs"])
         shapes = {target: shape for target, shape, _, _ in attrs["outputs"]}
     else:
         target = "result" if node.op == "tensor-product" else attrs["target"]
         slots = tuple(s for s in SLOTS if s != target)
-        operands, edges = node.inputs[:3], node.inputs[3:]
+        operands, edges, inner = node.inputs[:3], node.inputs[3:], ()
         outputs, shapes = (Output(target, ((0, 1, 2),)),), {target: node.type.shape}
     types = {s: x.type for s, x in zip(slots, operands, strict=True)}
     types = {s: TensorType(node.type.dtype, shape) for s, shape in shapes.items()} | types
     form = form_of(types["a"], types["b"], attrs)
-    return Product(form, slots, outputs, types["weights"].rank == 1, bool(edges), node.type.dtype), operands, edges
+    shared = not any(inner) and types["weights"].rank == 1
+    return Product(form, slots, outputs, shared, bool(edges), node.type.dtype, inner), operands, edges
 
 
 def shapes_of(node: Node) -> list[tuple[int, ...]]:

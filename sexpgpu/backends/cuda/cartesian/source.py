@@ -32,9 +32,9 @@ class Kernel:
 
 
 @cache
-def generate(product: Product, mode: str, ranks: tuple[int, ...], whole: bool = False) -> Kernel:
-    """The kernel that makes the product's outputs from the paths into these result ranks. whole: its tiles divide the channels."""
-    return _Writer(product, mode, ranks, whole).write()
+def generate(product: Product, mode: str, numbers: tuple[int, ...], whole: bool = False) -> Kernel:
+    """The kernel that makes the product's outputs from the paths of these numbers. whole: its tiles divide the channels."""
+    return _Writer(product, mode, numbers, whole).write()
 
 
 def coefficient(value: Fraction, name: str) -> str:
@@ -48,9 +48,9 @@ def total(parts: Iterable[str]) -> str:
 
 
 class _Writer:
-    def __init__(self, product: Product, mode: str, ranks: tuple[int, ...], whole: bool):
-        self.p, self.mode, self.ranks, self.whole = product, mode, ranks, whole
-        self.paths = [(n, path) for n, path in enumerate(product.form.paths) if path.result in ranks]
+    def __init__(self, product: Product, mode: str, numbers: tuple[int, ...], whole: bool):
+        self.p, self.mode, self.whole = product, mode, whole
+        self.paths = [(n, product.form.paths[n]) for n in numbers]
         self.head: list[str] = []  # before the loop
         self.body: list[str] = []  # a row of edges
         self.tail: list[str] = []  # after it

@@ -7,8 +7,10 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from sexpgpu.backends.cuda.cartesian.cache import Cache, generation
+from sexpgpu.backends.cuda.cartesian.lanes import Lanes, suits
 from sexpgpu.backends.cuda.cartesian.plan import Launch, rank_costs
 from sexpgpu.backends.cuda.cartesian.product import Product
+from sexpgpu.backends.cuda.cartesian.source import AT_NODE
 
 REGISTERS = 110  # of values that live through the loop, a thread
 
@@ -46,9 +48,25 @@ def power(n: int) -> int:
     return 1 << max(0, n - 1).bit_length()
 
 
-def default(product: Product, launch: Launch, interpreted: bool = False) -> Tile:
-    """By count of what lives: two channels a thread where registers allow, four rows a program."""
+def warps_of(channels: int, each: int) -> int:
+    """Warps of a program that divide the blocks of `each` channels, up to four."""
+    blocks = -(-channels // each)
+    return 4 if blocks % 4 == 0 else 2 if blocks % 2 == 0 else 1
+
+
+def lanes(product: Product, across: int, deep: int = 1) -> Lanes:
+    """`across` lanes, of two channels each, for an edge."""
+    return Lanes(across, 2, deep, warps_of(product.form.channels, 2 * across))
+
+
+def default(product: Product, launch: Launch, interpreted: bool = False) -> Tile | Lanes:
+    """A convolution thread by thread: 64 bytes of an edge's channels to a group of lanes, 32 where they fit better. Otherwise tiles, by count
+    of what lives: two channels a thread where registers allow, four rows a program."""
     c = product.form.channels
+    if launch.mode in AT_NODE and suits(product):
+        if any(product.inner):
+            return lanes(product, 4, 2)
+        return lanes(product, 8 if c % 16 == 0 else min(4, power(c // 2)))
     if interpreted:
         return Tile(16, min(128, power(c)), 4)
     wide = product.dtype == "f64"
@@ -60,10 +78,16 @@ def default(product: Product, launch: Launch, interpreted: bool = False) -> Tile
     return Tile(4, 64 if double else 32, 4)
 
 
-def candidates(product: Product, launch: Launch) -> list[Tile]:
-    """Tiles that are worth measuring, the default first."""
+def candidates(product: Product, launch: Launch) -> list[Tile | Lanes]:
+    """What is worth measuring, the default first."""
     c = product.form.channels
     found = [default(product, launch)]
+    if isinstance(found[0], Lanes):
+        first = found[0]
+        if not any(product.inner):
+            found += [lanes(product, n) for n in (4, 8, 16) if 2 * n <= power(c)]
+        found += [first._replace(warps=n) for n in (1, 2) if n < first.warps]
+        return list(dict.fromkeys(found))
     if c >= 32:
         found += [Tile(1, 32, 1), Tile(2, 32, 2), Tile(4, 32, 4), Tile(8, 32, 8)]
     if c % 64 == 0:
@@ -87,9 +111,11 @@ class Kept:
     def key(self, *what: object) -> str:
         return "|".join(map(str, (generation()[:12], self.device, *what)))
 
-    def tile(self, product: Product, launch: Launch) -> Tile | None:
+    def tile(self, product: Product, launch: Launch) -> Tile | Lanes | None:
         found = self.choices.get(self.key(product, launch))
-        return Tile(*found) if found is not None and _three(found) else None
+        if not isinstance(found, list) or not all(isinstance(n, int) and n > 0 for n in found):
+            return None
+        return {3: Tile, 4: Lanes}[len(found)](*found) if len(found) in (3, 4) else None
 
     def walk(self, product: Product) -> str | None:
         """`sender` or `receiver`, of a product's gradients."""
@@ -100,6 +126,3 @@ class Kept:
         self.choices |= dict(choices)
         self.cache.write(self.path, json.dumps(self.choices, indent=1))
 
-
-def _three(found: object) -> bool:
-    return isinstance(found, list) and len(found) == 3 and all(isinstance(n, int) and n > 0 for n in found)

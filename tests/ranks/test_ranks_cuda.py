@@ -1,0 +1,54 @@
+"""The device `cuda` on two ranks, its kernels under Triton's interpreter and its sums over Gloo: the command, and going on elsewhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support_ranks import PROGRAM, farthest, hurt, points, run, status, write
+
+pytest.importorskip("triton")
+PLAIN = PROGRAM.replace('(dropout (tanh (linear x 8 :name "in")) 0.2)', '(tanh (linear x 4 :name "in"))')
+FULL = """
+import torch
+from sexpgpu.backends.cuda.program import CudaProgram
+take, made = CudaProgram._take, []
+def full(self, batches, turn, capacity):
+    made.append(turn)
+    if len(made) == 4:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
+    take(self, batches, turn, capacity)
+CudaProgram._take = full
+"""
+
+
+def go(folder: Path, name: str, steps: int, ranks: int, device: str = "cuda", **environ: str) -> str:
+    flags = ["--steps", str(steps), "--checkpoint-dir", name, *(["--resume", "latest"] if (folder / name).exists() else [])]
+    more = {"SEXPGPU_DEVICE": device, "TRITON_INTERPRET": "1", "TRITON_DEFAULT_FP_FUSION": "1", "XDG_CACHE_HOME": str(folder / "cache")} | environ
+    with run(folder, *flags, ranks=ranks, name=name, **more) as process:
+        assert process.wait(180) == 0, process.text()
+        return process.text()
+
+
+def test_two_ranks_then_one_then_the_cpu(tmp_path):
+    write(tmp_path, steps=9, every=3, keys=" :shard optimizer", program=PLAIN)
+    go(tmp_path, "whole", 9, 1, "cpu")
+    go(tmp_path, "cut", 3, 2)
+    assert status(tmp_path, "cut")["device"] == "cuda (interpreted)" and len(status(tmp_path, "cut")["ranks"]) == 2
+    said = go(tmp_path, "cut", 6, 1)
+    assert "not bit-exact: ranks was 2, is 1" in said, said
+    said = go(tmp_path, "cut", 9, 1, "cpu")
+    assert "device was cuda (interpreted), is cpu" in said, said
+    a, b = points(tmp_path, "whole"), points(tmp_path, "cut")
+    b = {k: v for k, v in b.items() if k in a}
+    assert farthest(a, b)[0] < 1e-5, farthest(a, b)
+
+
+def test_a_rank_whose_device_is_full_ends_the_run_by_name(tmp_path):
+    write(tmp_path, steps=50, program=PLAIN)
+    hurting = hurt(tmp_path, 1, FULL)
+    with run(tmp_path, SEXPGPU_DEVICE="cuda", TRITON_INTERPRET="1", TRITON_DEFAULT_FP_FUSION="1", XDG_CACHE_HOME=str(tmp_path / "cache"), **hurting) as process:
+        assert process.wait(180) == 3, process.text()
+    text, error = process.text(), status(tmp_path)["error"]
+    assert "[E-MEM-003]" in text and "plan: " in text and "the run ends: rank 1" in text and "Traceback" not in text, text
+    assert error["code"] == "E-MEM-003" and error["rank"] == 1 and "rank 1 (node 0" in error["message"]
