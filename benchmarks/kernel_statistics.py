@@ -6,7 +6,8 @@ Of a step's of example programs, with the kernels written by hand (as they stand
 
     python benchmarks/kernel_statistics.py --examples "digits;char_lm;gpt2:layers=1;potential"
 
-`loop`: instructions that a warp issues for one edge and its channels of a tile; the others as cuobjdump lists them in that loop.
+`loop`: instructions of the loop over edges, the others as cuobjdump lists them in that loop; `each`: instructions for an edge and 32
+channels, also where a thread has several. `--inner 64`: the weights as a product of two factors, with its matrix instructions.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from sexpgpu.backends.cuda import modules
+from sexpgpu.backends.cuda.cartesian import lanes
 from sexpgpu.backends.cuda.cartesian.config import Config
 from sexpgpu.backends.cuda.cartesian.plan import Launch, plan
 from sexpgpu.backends.cuda.cartesian.product import Product, passes
@@ -42,17 +44,24 @@ TOOLS = Path(triton.backends.nvidia.__file__).parent / "bin"
 POINTER = {"f32": "*fp32", "f64": "*fp64", "bf16": "*bf16"}
 
 
-def compiled(product: Product, launch: Launch, tile: Tile) -> bytes:
+def compiled(product: Product, launch: Launch, tile: Tile | lanes.Lanes) -> bytes:
     """The cubin of a launch."""
-    kernel = generate(product.only([product.outputs[n] for n in launch.outputs]), launch.mode, launch.ranks, product.form.channels % tile.channels == 0)
+    part, numbers = product.only([product.outputs[n] for n in launch.outputs]), launch.paths(product.form)
+    constants: dict[str, Any] = {}
+    if isinstance(tile, lanes.Lanes):
+        kernel = lanes.generate(part, launch.mode, numbers, tile)
+    else:
+        kernel = generate(part, launch.mode, numbers, product.form.channels % tile.channels == 0)
+        constants = {"ROWS": tile.rows, "CHANNELS": tile.channels, "ACC": tl.float64 if product.dtype == "f64" else tl.float32}
     function = modules.load(kernel.source, NAME)
     signature: dict[str, str] = {}
-    constants: dict[str, Any] = {"ROWS": tile.rows, "CHANNELS": tile.channels, "ACC": tl.float64 if product.dtype == "f64" else tl.float32}
     for name in function.arg_names:
         if name.startswith("LOW"):
             constants[name] = product.dtype == "bf16"
         if name in constants:
             signature[name] = "constexpr"
+        elif re.fullmatch(r"[hm]\d+", name):
+            signature[name] = "*i32"
         elif re.fullmatch(r"[xo]\d+", name):
             signature[name] = POINTER[product.dtype]
         else:
@@ -88,7 +97,7 @@ def statistics(cubin: bytes) -> dict[str, int]:
 
     every = [text for _, text in lines]
     return {"registers": registers, "spilled": stack, "all": len(lines), "loop": len(loop), "arithmetic": count(r"\b[FD](FMA|MUL|ADD)"),
-            "loads": count(r"\bLDG"), "stores": count(r"\bSTG"), "shuffles": count(r"\bSHFL"), "barriers": count(r"\bBAR"),
+            "matrix": count(r"\bHMMA"), "loads": count(r"\bLDG"), "stores": count(r"\bSTG"), "shuffles": count(r"\bSHFL"), "barriers": count(r"\bBAR"),
             "atomics": count(r"\b(RED|ATOM)G?\b", every)}
 
 
@@ -163,7 +172,9 @@ def main() -> None:
     parser.add_argument("--products", default="0,3,3;1,3,3;2,3,3;1,1,1;2,2,2;3,3,3")
     parser.add_argument("--channels", type=int, default=64)
     parser.add_argument("--kinds", default="csr", help="of csr,edge,rows,f64,bf16")
-    parser.add_argument("--tile", help="rows,channels,warps instead of the default")
+    parser.add_argument("--passes", default="forward,backward,second")
+    parser.add_argument("--inner", type=int, default=0, help="columns of the hidden rows whose product the weights are")
+    parser.add_argument("--tile", help="rows,channels,warps, or lanes,wide,deep,warps, instead of the default")
     parser.add_argument("--examples", help="example files, with ; between them, instead of products")
     given = parser.parse_args()
     if given.examples:
@@ -174,17 +185,25 @@ def main() -> None:
             report(kind, ranks, given)
 
 
+def chosen(text: str) -> Tile | lanes.Lanes:
+    numbers = [int(n) for n in text.split(",")]
+    return Tile(*numbers) if len(numbers) == 3 else lanes.Lanes(*numbers)
+
+
 def report(kind: str, ranks: str, given: argparse.Namespace) -> None:
     """A line for each kernel of a product's three passes."""
     dtype = kind if kind in ("f64", "bf16") else "f32"
     edges = kind != "rows"
     l1, l2, top = map(int, ranks.split(","))
     form = Form(l1, l2, given.channels, 1 if edges else given.channels, paths(l1, l2, top), False)
-    for what, product in passes(form, not edges, edges, dtype).items():
+    for what, product in passes(form, not edges, edges, dtype, given.inner).items():
+        if what not in given.passes.split(","):
+            continue
         for launch in plan(product, Config(scatter="edge" if kind == "edge" else "csr")):
-            tile = Tile(*map(int, given.tile.split(","))) if given.tile else default(product, launch)
+            tile = chosen(given.tile) if given.tile else default(product, launch)
             row = statistics(compiled(product, launch, tile))
-            print(json.dumps({"kind": kind, "ranks": ranks, "pass": what, "walk": launch.mode, "into": launch.ranks, "tile": tile,
+            row["each"] = round(row["loop"] / (tile.wide * tile.deep if isinstance(tile, lanes.Lanes) else tile.rows * tile.channels / (32 * tile.warps)), 1)
+            print(json.dumps({"kind": kind, "ranks": ranks, "pass": what, "inner": given.inner, "walk": launch.mode, "into": launch.ranks, "of": launch.firsts, "tile": tile,
                               "outputs": [product.outputs[n].target for n in launch.outputs], **row}), flush=True)
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from on_gpu import say
+from sides import say
 
 from sexpgpu.backends.cuda import choice, cublaslt
 from sexpgpu.backends.cuda.cublaslt import EPILOGUES, Product, Unavailable

@@ -1,14 +1,16 @@
 """The equivariant tensor product beside flashcart 0.1.0, cuEquivariance and OpenEquivariance: forward, forward + backward, and with
 the double backward. One process; each side is replayed from a CUDA graph, from a cold L2, and sides take turns. One JSON line a
 row: times in ms, the bytes floor (operands and results once) and its time at 4.27 TB/s, ratios over ours, errors against flashcart.
-A side that cannot be imported, or refuses a case, says so in the row.
+A side that cannot be imported, or refuses a case, says so in the row. Before its rows every case is checked against float64 on a small
+graph, by the same kernels (`check`). `--inner 64`: the weights are hidden rows [edges 64] times a matrix, and the product with it is timed too.
 
-    python benchmarks/tensor_product.py                       # a choice that takes under 8 minutes on one H200
+    python benchmarks/tensor_product.py --warm 14             # a choice that takes under 8 minutes on one H200
+    python benchmarks/tensor_product.py --warm 14 --inner 64 --products 3,3,3 --sides ours,flashcart
     python benchmarks/tensor_product.py --graphs diamond6 --products 2,3,3 --channels 64 --sides ours,flashcart
     python benchmarks/tensor_product.py --all                 # every row; several calls, by --part 0/4 … 3/4
     TRITON_INTERPRET=1 python benchmarks/tensor_product.py --dry-run   # tiny sizes on the CPU, no GPU needed
 
-`--tune` measures tiles and walks of our kernels first and keeps the choices in FLASHCART_CACHE_DIR.
+`--tune` measures tiles and walks of our kernels first and keeps the choices in FLASHCART_CACHE_DIR. `--warm n`: n processes compile first.
 """
 
 from __future__ import annotations
@@ -32,8 +34,12 @@ from sexpgpu.backends.cuda.cartesian.launch import TORCH, Edges, Runner, runner
 from sexpgpu.backends.cuda.cartesian.plan import Launch, plan
 from sexpgpu.backends.cuda.cartesian.product import Product, passes
 from sexpgpu.backends.cuda.cartesian.tune import candidates
+from sexpgpu.ir import Node, postorder
+from sexpgpu.ops import build, table
 from sexpgpu.ops.cartesian.algebra import Path, paths
 from sexpgpu.ops.cartesian.product import Form
+from sexpgpu.passes.autodiff import grad
+from sexpgpu.passes.simplify import simplify
 
 COPY = 4.27e12  # bytes/s of a device copy on the H200, read and written
 SIDES = ("ours", "flashcart", "cuequivariance", "openequivariance")
@@ -92,6 +98,7 @@ class Case:
     ranks: tuple[int, int, int]
     channels: int
     dtype: str = "f32"
+    inner: int = 0  # columns of the hidden rows whose product the weights are
 
     @property
     def form(self) -> Form:
@@ -110,32 +117,36 @@ class Case:
     @property
     def name(self) -> str:
         l1, l2, top = self.ranks
-        return f"{self.graph} {l1},{l2}->{top} c{self.channels}"
+        return f"{self.graph} {l1},{l2}->{top} c{self.channels}" + (f" of {self.inner}" if self.inner else "")
 
 
 class Data:
-    """Operands a, b, w, cotangent and tangents of a case on a device: random, seeded, [rows …] flat."""
+    """Operands a, b, weights (or hidden rows and a matrix), cotangent, and tangents of all but the cotangent and the matrix, of a case on a
+    device: random, seeded, [rows …] flat."""
 
-    def __init__(self, case: Case, device: str, tiny: bool):
+    def __init__(self, case: Case, device: str, tiny: bool, graph: tuple[int, np.ndarray, np.ndarray] | None = None):
         self.case = case
-        self.nodes, senders, receivers = graph_of(case.graph, tiny)
+        self.nodes, senders, receivers = graph or graph_of(case.graph, tiny)
         self.rows = len(senders) if case.edges else self.nodes
         self.senders, self.receivers = (torch.from_numpy(np.ascontiguousarray(x)).to(device) for x in (senders, receivers))
         form, generator = case.form, torch.Generator(device=device).manual_seed(0)
         first = (form.first + 1) ** 2 * form.channels_a
         second = (form.second + 1) ** 2 * form.channels_b
         weights, result = len(form.paths) * form.channels, form.resolved * form.channels
-        shapes = [(self.nodes, first), (self.rows, second), (weights,) if case.shared else (self.rows, weights), (self.nodes, result)]
+        weighted = [(self.rows, case.inner), (case.inner, weights)] if case.inner else [(weights,) if case.shared else (self.rows, weights)]
+        shapes = [(self.nodes, first), (self.rows, second), *weighted, (self.nodes, result)]
 
-        def draw(shape: tuple[int, ...]) -> torch.Tensor:
-            return torch.randn(shape, generator=generator, device=device, dtype=torch.float32).to(TORCH[case.dtype])
+        def draw(shape: tuple[int, ...], scale: float = 1.0) -> torch.Tensor:
+            return (scale * torch.randn(shape, generator=generator, device=device, dtype=torch.float32)).to(TORCH[case.dtype])
 
-        self.operands = [draw(s) for s in shapes]
+        self.operands = [draw(s, s[0] ** -0.5 if case.inner and i == 3 else 1.0) for i, s in enumerate(shapes)]
         self.tangents = [draw(s) for s in shapes[:3]]
 
     def floor(self, what: str) -> int:
-        """Bytes of a pass if every operand is read once and every result written once; two i32 indices an edge."""
-        a, b, w, c = (x.numel() * x.element_size() for x in self.operands)
+        """Bytes of a pass if every operand is read once and every result written once; two i32 indices an edge. Factors are the operands
+        where there are some: weights that stand between are not counted."""
+        a, b, *rest, c = (x.numel() * x.element_size() for x in self.operands)
+        w = sum(rest)
         index = 8 * self.rows if self.case.edges else 0
         forward = a + b + w + c + index
         backward = forward + a + b + w
@@ -156,7 +167,9 @@ def ours(data: Data, run: Runner) -> dict[str, Side]:
     if edges is not None:
         edges.by("sender")
         edges.by("receiver")
-    made = passes(case.form, case.shared, case.edges, case.dtype)
+    made = passes(case.form, case.shared, case.edges, case.dtype, case.inner)
+    if case.inner:
+        return _of_factors(data, run, made, edges)
     all_ = {"forward": data.operands[:3], "backward": data.operands, "second": [*data.operands, *data.tangents]}
 
     def steps(*names: str) -> Side:
@@ -165,22 +178,101 @@ def ours(data: Data, run: Runner) -> dict[str, Side]:
     return dict(zip(PASSES, (steps("forward"), steps("forward", "backward"), steps("forward", "backward", "second")), strict=True))
 
 
+def _of_factors(data: Data, run: Runner, made: dict[str, Product], edges: Edges | None) -> dict[str, Side]:
+    """As a compiled graph has it: factors packed once, the weights' gradient in memory, its two products by the library."""
+    a, b, hidden, matrix, c = data.operands
+    count = len(data.case.form.paths)
+
+    def forward() -> tuple[list[torch.Tensor], Any]:
+        factors = run.packed_rows(hidden), run.packed_matrix(matrix, count)
+        return run.run(made["forward"], [a, b, factors], edges, data.nodes), factors
+
+    def backward() -> tuple[list[torch.Tensor], Any, torch.Tensor]:
+        out, factors = forward()
+        ga, gb, gw = run.run(made["backward"], [a, b, factors, c], edges, data.nodes)
+        gw = gw.reshape(len(hidden), -1)
+        return [*out, ga, gb, gw @ matrix.T, hidden.T @ gw], factors, gw
+
+    def double() -> list[torch.Tensor]:
+        found, factors, gw = backward()
+        va, vb, vh = data.tangents
+        dc, da, db, dw = run.run(made["second"], [a, b, factors, c, va, vb, (run.packed_rows(vh), factors[1])], edges, data.nodes)
+        dw = dw.reshape(len(hidden), -1)
+        return [*found, dc, da, db, dw @ matrix.T, torch.addmm(hidden.T @ dw, vh.T, gw)]
+
+    return dict(zip(PASSES, (lambda: forward()[0], lambda: backward()[0], double), strict=True))
+
+
+def reference(data: Data) -> dict[str, list[torch.Tensor]]:
+    """The three passes by the ops' definitions in float64."""
+    case, device = data.case, data.operands[0].device
+    values: dict[Node, torch.Tensor] = {}
+
+    def leaf(name: str, x: torch.Tensor) -> Node:
+        dtype = "f64" if x.dtype.is_floating_point else "i32"
+        node = build("input", name=name, dtype=dtype, shape=tuple(x.shape), batch=False)
+        values[node] = x.double() if dtype == "f64" else x.to(torch.int32)
+        return node
+
+    def shaped(x: torch.Tensor, top: int, channels: int) -> torch.Tensor:
+        return x.reshape(len(x), (top + 1) ** 2, channels)
+
+    form = case.form
+    given = list(data.operands)
+    tangents = list(data.tangents)
+    for xs in (given, tangents):
+        xs[0], xs[1] = shaped(xs[0], form.first, form.channels_a), shaped(xs[1], form.second, form.channels_b)
+    *wrt, c = (leaf(f"x{i}", x) for i, x in enumerate(given))
+    weights = build("matmul", wrt[2], wrt[3]) if case.inner else wrt[2]
+    ends = (leaf("senders", data.senders), leaf("receivers", data.receivers)) if case.edges else ()
+    out = build("tensor-product", wrt[0], wrt[1], weights, *ends, **{"l-max": form.top})
+
+    def dot(x: Node, y: Node) -> Node:
+        return build("sum", build("*", x, y))
+
+    first = grad(dot(c, out), wrt)
+    pushed = [dot(leaf(f"v{i}", t), g) for i, (t, g) in enumerate(zip(tangents, first[:3], strict=True))]
+    second = grad(build("+", build("+", pushed[0], pushed[1]), pushed[2]), [c, *wrt])
+    results = simplify({str(i): n for i, n in enumerate([out, *first, *second])})
+    with torch.device(device):
+        for node in postorder(results.values()):
+            if node not in values:
+                values[node] = table()[node.op].reference(torch, node, [values[x] for x in node.inputs])
+    found = [values[n] for n in results.values()]
+    return dict(zip(PASSES, (found[:1], found[: 1 + len(wrt)], found), strict=True))
+
+
+def check(case: Case, run: Runner, device: str, tiny: bool) -> None:
+    """The kernels of a case on a small graph beside float64: errors over the largest entry of each result."""
+    few = (6, 24) if tiny else (48, 1500)
+    nodes, senders, receivers = random_graph(*few) if case.edges else (few[0], *2 * [np.empty(0, np.int64)])
+    data = Data(case, device, tiny, (nodes, senders, receivers))
+    expected, got = reference(data)[PASSES[2]], ours(data, run)[PASSES[2]]()
+    errors = [error(a, b) for a, b in zip(got, expected, strict=True)]
+    bound = 0.03 if case.dtype == "bf16" else 2e-5
+    say(name=f"check {case.name} {case.dtype}", errors=errors, worst=max(errors), bound=bound, right=max(errors) <= bound)
+
+
 def by_autograd(function: Callable[..., torch.Tensor], data: Data) -> dict[str, Side]:
-    """The three passes of a differentiable function of (a, b, w)."""
-    a, b, w, c = (x.clone().requires_grad_() for x in data.operands)
+    """The three passes of a differentiable function of (a, b, w); where w has factors they are multiplied first, without TF32."""
+    *wrt, c = (x.clone().requires_grad_() for x in data.operands)
+
+    def value() -> torch.Tensor:
+        a, b, *weights = wrt
+        return function(a, b, weights[0] @ weights[1] if len(weights) > 1 else weights[0])
 
     def forward() -> list[torch.Tensor]:
         with torch.no_grad():
-            return [function(a, b, w)]
+            return [value()]
 
     def backward() -> list[torch.Tensor]:
-        out = function(a, b, w)
-        return [out.detach(), *torch.autograd.grad(out, (a, b, w), c)]
+        out = value()
+        return [out.detach(), *torch.autograd.grad(out, wrt, c)]
 
     def double() -> list[torch.Tensor]:
-        out = function(a, b, w)
-        first = torch.autograd.grad(out, (a, b, w), c, create_graph=True)
-        return [out.detach(), *(g.detach() for g in first), *torch.autograd.grad(first, (c, a, b, w), data.tangents)]
+        out = value()
+        first = torch.autograd.grad(out, wrt, c, create_graph=True)
+        return [out.detach(), *(g.detach() for g in first), *torch.autograd.grad(first[:3], (c, *wrt), data.tangents)]
 
     return dict(zip(PASSES, (forward, backward, double), strict=True))
 
@@ -314,7 +406,7 @@ def measure(case: Case, given: argparse.Namespace, run: Runner, device: str) -> 
             found[name] = make(data)
         except Exception as problem:  # a library that refuses a case is recorded
             lacks[name] = f"{type(problem).__name__}: {str(problem)[:200]}"
-    low = Data(Case(case.graph, case.ranks, case.channels, "bf16"), device, given.dry_run) if given.bf16 and "ours" in found else None
+    low = Data(Case(case.graph, case.ranks, case.channels, "bf16", case.inner), device, given.dry_run) if given.bf16 and "ours" in found else None
     if low is not None:
         found["ours bf16"] = ours(low, run)
     for what in given.passes:
@@ -330,7 +422,7 @@ def measure(case: Case, given: argparse.Namespace, run: Runner, device: str) -> 
                 if device == "cuda":
                     torch.cuda.synchronize()
         times = timed(ready, given.rounds, device)
-        row: dict[str, Any] = {"name": f"{case.name} {what}", "graph": case.graph, "ranks": case.ranks, "channels": case.channels, "pass": what,
+        row: dict[str, Any] = {"name": f"{case.name} {what}", "graph": case.graph, "ranks": case.ranks, "channels": case.channels, "inner": case.inner, "pass": what,
                                "nodes": data.nodes, "edges": data.rows if case.edges else 0, "floor_bytes": data.floor(what),
                                "floor_ms": data.floor(what) / COPY * 1e3, "ms": {n: spread(t) for n, t in times.items()}}
         if "ours" in times:
@@ -362,9 +454,14 @@ def tune(case: Case, run: Runner, device: str, tiny: bool) -> None:
     """Measures tiles of each launch, and both walks of the gradients; keeps the best on disk."""
     data = Data(case, device, tiny)
     edges = Edges(data.senders, data.receivers, data.nodes) if case.edges else None
-    operands = [*data.operands, *data.tangents]
+    operands: list[Any] = [*data.operands, *data.tangents]
+    if case.inner:
+        a, b, hidden, matrix, c = data.operands
+        va, vb, vh = data.tangents
+        packed = run.packed_matrix(matrix, len(case.form.paths))
+        operands = [a, b, (run.packed_rows(hidden), packed), c, va, vb, (run.packed_rows(vh), packed)]
     chosen: list[tuple[str, list]] = []
-    for product in passes(case.form, case.shared, case.edges, case.dtype).values():
+    for product in passes(case.form, case.shared, case.edges, case.dtype, case.inner).values():
         walks: dict[str, float] = {}
         for walk in ("sender", "receiver") if case.edges and len(product.outputs) > 1 else ("sender",):
             launches = plan(product, run.config, walk)
@@ -381,10 +478,10 @@ def tune(case: Case, run: Runner, device: str, tiny: bool) -> None:
     run.kept.keep(chosen)
 
 
-def _best_tile(product: Product, launch: Launch, launches: list[Launch], run: Runner, operands: list[torch.Tensor], edges: Edges | None, data: Data, device: str) -> Any:
+def _best_tile(product: Product, launch: Launch, launches: list[Launch], run: Runner, operands: list[Any], edges: Edges | None, data: Data, device: str) -> Any:
     """(ms, tile) of the fastest tile of one launch; the other launches are left out of the time."""
     part = product.only([product.outputs[n] for n in launch.outputs])
-    alone = Launch(launch.mode, tuple(range(len(launch.outputs))), launch.ranks)
+    alone = Launch(launch.mode, tuple(range(len(launch.outputs))), launch.ranks, launch.firsts)
     found = []
     for tile in candidates(product, launch)[: 2 if device == "cpu" else None]:
         run.tiles[part, alone] = tile
@@ -407,7 +504,7 @@ def cases(given: argparse.Namespace) -> Iterator[Case]:
         products = [(1, 1, 1) if given.dry_run else (3, 3, 3)] if graph == "rows" else given.products
         for channels in given.channels:
             for ranks in products:
-                yield Case(graph, ranks, channels)
+                yield Case(graph, ranks, channels, "f32", given.inner if graph != "rows" else 0)
 
 
 EVERY = {"graphs": "diamond6,diamond5,random,rows", "products": "0,3,3;1,3,3;2,3,3;1,1,1;2,2,2;3,3,3", "channels": "20,64,128"}
@@ -423,6 +520,7 @@ def chosen(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--passes", default=",".join(PASSES))
     parser.add_argument("--sides", default=",".join(SIDES))
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--inner", type=int, default=0, help="the weights are hidden rows of so many columns times a matrix, which is timed too")
     parser.add_argument("--bf16", action="store_true", help="ours with bf16 storage too")
     parser.add_argument("--all", action="store_true", help="every row")
     parser.add_argument("--part", default="0/1", help="each n-th case, as 0/4")
@@ -445,6 +543,20 @@ def chosen(arguments: list[str] | None = None) -> argparse.Namespace:
         if wrong:
             parser.error(f"--{name}: {', '.join(wrong)} is none of {', '.join(allowed)}")
     return given
+
+
+def tune_it(case: Case, given: argparse.Namespace, run: Runner, device: str) -> None:
+    if given.tune:
+        tune(case, run, device, given.dry_run)
+
+
+def check_it(case: Case, given: argparse.Namespace, run: Runner, device: str) -> None:
+    if "ours" in given.sides:
+        check(case, run, device, given.dry_run)
+
+
+def measure_it(case: Case, given: argparse.Namespace, run: Runner, device: str) -> None:
+    measure(case, given, run, device)
 
 
 def warm(given: argparse.Namespace, arguments: list[str]) -> None:
@@ -487,9 +599,11 @@ def main(arguments: list[str] | None = None) -> None:
                 except Exception as problem:
                     print(name, problem, file=sys.stderr)
             continue
-        if given.tune:
-            tune(case, run, device, given.dry_run)
-        measure(case, given, run, device)
+        for work in (tune_it, check_it, measure_it):
+            try:
+                work(case, given, run, device)
+            except Exception as problem:  # the other cases are worth their time still
+                say(name=case.name, failed=f"{work.__name__}: {type(problem).__name__}: {str(problem)[:300]}")
     globals()["say"] = original
     say(name="flashcart over ours", settings=str(config()), **summary(rows))
 

@@ -113,7 +113,7 @@ times the :cutoff [edges]."
   (let* ((top (or l-max (top-rank attributes)))
          (h (rank-linear x channels :name "first"))
          (paths (product-paths (top-rank h) (top-rank attributes) top))
-         (radial (if species (concat [radial (end-features species receivers elements element-features cutoff :name "receiver")
+         (radial (if elements (concat [radial (end-features species receivers elements element-features cutoff :name "receiver")
                                              (end-features species senders elements element-features cutoff :name "sender")]
                                      :axis 1)
                      radial))
@@ -126,7 +126,7 @@ times the :cutoff [edges]."
 (deflayer end-features (species ends elements width cutoff)
   "Trained features of the element at one end of each edge, times the cutoff, so that they go to 0 with it: species i32 [atoms],
 ends i32 [edges] and cutoff [edges] to [edges width]. They start within ±0.001."
-  (* (embedding (gather species ends) elements width :init (uniform :low -0.001 :high 0.001))
+  (* (embed (param "weight" [elements width] :init (uniform :low -0.001 :high 0.001)) (gather species ends))
      (reshape cutoff [(dim cutoff 0) 1])))
 
 (deflayer gate (x &key (activation normalized-sigmoid) (bias true))
@@ -152,14 +152,14 @@ mixed. With :species, i32 [n] of so many :elements, products have trained weight
   (let* ((c (dim x 2))
          (top (top-rank x))
          (result (or l-max top))
-         (trained (or reduced species))
+         (trained (or reduced elements))
          (weights (lambda (s width)
                     (cond ((not trained) (path-ones width))
-                          (species (+ 1 (gather (param (string "path-weight-" s) [elements width] :init zeros) species)))
+                          (elements (+ 1 (gather (param (string "path-weight-" s) [elements width] :init zeros) species)))
                           (else (+ 1 (param (string "path-weight-" s) [width] :init zeros))))))
          (ranks (+ top 1))
          (first (if trained
-                    (* x (spread-ranks (reshape (weights 0 (* ranks c)) (if species [(dim x 0) ranks c] [ranks c]))))
+                    (* x (spread-ranks (reshape (weights 0 (* ranks c)) (if elements [(dim x 0) ranks c] [ranks c]))))
                     x))
          (current (if reduced first (rank-linear first c :l-max (if (= correlation 1) result top) :name "mix-0")))
          (total (up-to-rank current result)))

@@ -9,7 +9,9 @@ from typing import Any
 import torch
 
 from sexpgpu.backends.interpreter.dtypes import TORCH
-from sexpgpu.passes.flatten import ALIGN, Flat
+from sexpgpu.passes.flatten import ALIGN, Flat, Group
+
+COPIED = "copied"  # of parameters: all but the update read a copy
 
 
 @dataclass(frozen=True)
@@ -27,14 +29,15 @@ class Arena:
     views: parameter -> its gradient in there; lines: the vectors that all of them lie in. All start as zeros and stay where they are.
 
     Where the update is of a share of each vector (`Group.shares`), optimizer state is there for that share alone, the
-    `rank`-th: its names are not in `tensors`, and `put` and `whole` are the way to them.
+    `rank`-th; so are parameters of the kind COPIED, of which others read a copy. Their names are not in `tensors`, and `put` and
+    `whole` are the way to them.
     """
 
     def __init__(self, flat: Flat, schema: Mapping[str, tuple[str, tuple[int, ...]]], rank: int = 0):
         self.flat, self.rank = flat, rank
         self.of_vector = {group.vector(role): group for group in flat.groups for role in (*group.roles, "gradient")}
-        self.divided = [name for name, group in self.of_vector.items() if group.shares > 1 and name.startswith("opt/")]
-        self._homes = {f"{role}/{name}": group.vector(role) for group in flat.groups for role in group.roles for name in group.names}
+        self.divided = [name for name, group in self.of_vector.items() if group.shares > 1 and divides(group, name)]
+        self._homes = {f"{role}/{name}": (group.vector(role), name) for group in flat.groups for role in group.roles for name in group.names}
         self.vectors: dict[str, Any] = {}
         self.gradients: dict[str, Any] = {}
         self.views: dict[str, Any] = {}
@@ -58,7 +61,7 @@ class Arena:
         self.tensors = {
             name: made[name] if name in made else torch.zeros(shape, dtype=TORCH[dtype])
             for name, (dtype, shape) in schema.items()
-            if self._homes.get(name) not in self.divided
+            if self._home(name)[0] not in self.divided
         }
 
     def _lay_others(self) -> None:
@@ -78,6 +81,10 @@ class Arena:
                 shape = leaves[name].type.shape
                 self.gradients[name] = self.views[name] = vector[start : start + shape_size(shape)].view(shape)
 
+    def _home(self, name: str) -> tuple[str, str]:
+        """The vector that a state lies in, if any, and its parameter."""
+        return self._homes.get(name, ("", ""))
+
     def place(self, name: str) -> Any:
         """Of a vector or a state's name: what the update reads and writes."""
         if name not in self.vectors:
@@ -93,11 +100,11 @@ class Arena:
 
     def put(self, name: str, value: Any) -> None:
         """Takes the whole tensor of a state's name; of one that is divided, what lies in this rank's share."""
-        home = self._homes.get(name, "")
+        home, plain = self._home(name)
         if home not in self.divided:
             self.tensors[name].copy_(value)
             return
-        group, plain = self.of_vector[home], name.split("/", 2)[2]
+        group = self.of_vector[home]
         start = group.offsets[plain] - self.rank * group.share
         low, high = max(0, start), min(group.share, start + shape_size(group.shapes[plain]))
         if low < high:
@@ -108,12 +115,17 @@ class Arena:
         that need not know, the divided states are left out."""
         tensors = dict(self.tensors)
         joined = {home: gather(self.vectors[home]) for home in self.divided}
-        for name, home in self._homes.items():
+        for name, (home, plain) in self._homes.items():
             if joined.get(home) is not None:
-                group, plain = self.of_vector[home], name.split("/", 2)[2]
+                group = self.of_vector[home]
                 start, shape = group.offsets[plain], group.shapes[plain]
                 tensors[name] = joined[home][start : start + shape_size(shape)].view(shape)
         return tensors
+
+
+def divides(group: Group, role: str) -> bool:
+    """Whether each rank has only its share of a group's vectors of this role, where the group is divided at all."""
+    return role.startswith("opt/") or (group.kind == COPIED and role.startswith("param"))
 
 
 def shape_size(shape: tuple[int, ...]) -> int:

@@ -3,6 +3,7 @@ run will be can be told without it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from sexpgpu.experiment.traced import AVERAGE, TracedRun
@@ -44,8 +45,9 @@ def schema(traced: TracedRun, precision: str) -> Schema:
     return found
 
 
-def flat_update(staged: Any, parts: int = 1, shares: int = 1) -> Flat:
-    """The update's graph over vectors. `parts`: micro-batches of a step over all ranks; `shares`: of each vector, one a rank."""
+def flat_update(staged: Any, parts: int = 1, shares: int = 1, kind: Callable[[str], str] = lambda name: "") -> Flat:
+    """The update's graph over vectors. `parts`: micro-batches of a step over all ranks; `shares`: of each vector, one a rank; `kind`: of
+    a parameter, which shares vectors with its kind alone."""
     traced = staged.traced
     owners: dict[Source, Source] = {("gradient", n): ("gradient", n) for n in traced.gradients}
     for name, (kind, path) in sources(traced).items():
@@ -53,4 +55,4 @@ def flat_update(staged: Any, parts: int = 1, shares: int = 1) -> Flat:
             slot, _, rest = name.removeprefix("opt/").partition("/")
             owners[kind, path] = (f"opt/{slot}", rest) if kind == "opt" else (kind, name.partition("/")[2])
     divided = traced.loss.count is not None or parts > 1
-    return flatten(staged.update(divided), list(traced.gradients), owners, source_of, shares)
+    return flatten(staged.update(divided), list(traced.gradients), owners, source_of, shares, kind)

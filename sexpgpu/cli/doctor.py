@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from sexpgpu.cli import output, threads
+from sexpgpu.cli import device, output, threads
 from sexpgpu.cli.run import Words, selection, stage
 from sexpgpu.diagnostics import Diagnostic, SexpError, SexpErrors, fail, printable, render
 from sexpgpu.doctor import ASKED, MACHINE, PROGRAM, Ask, Report, examine
@@ -118,8 +118,13 @@ def _links_of(member: Any, settings: Settings, file: str | None, sets: tuple[str
     except SexpError as error:
         member.failed(error)
         raise
-    team = stage("join")(member.place, member, facts, settings.device, settings.node_gradients)
-    found = parts.probe(team)
+    try:
+        opened = device.begin(settings, True, ordinal=member.place.device)
+    except SexpError as error:
+        member.failed(error)
+        raise
+    team = stage("join")(member.place, member, facts, device.speaks(opened), settings.node_gradients)
+    found = parts.probe(team, device.speaks(opened))
     team.collectives.wait_for_all()
     member.close()
     if member.place.rank:

@@ -12,7 +12,7 @@ import click
 
 from sexpgpu.cli import output, threads
 from sexpgpu.cli.run import number, selection
-from sexpgpu.diagnostics import fail
+from sexpgpu.diagnostics import SexpError, fail, one_or_all, suggestion
 from sexpgpu.explain.pages import codes, is_code, page
 from sexpgpu.settings import Settings, load, positive
 
@@ -25,6 +25,7 @@ PARTS = {
     "lines": "sexpgpu.explain.lines",
     "why": "sexpgpu.explain.why:why",
     "compare": "sexpgpu.explain.compare",
+    "variants": "sexpgpu.experiment.check:variants_of",
     "runs": "sexpgpu.experiment.load:choose_run",
     "measured": "sexpgpu.run.measure:measured",
     "loaded": "sexpgpu.experiment.load:load",
@@ -76,7 +77,12 @@ def command(
     as_json: bool,
 ) -> int:  # fmt: skip
     """Say what FILE means, what became of a line of it, or what the error code E-CODE means."""
+    ways = [name for name, given in (("--after", after), ("--diff", diff), ("--why", why), ("--ir", ir)) if given]
+    if len(ways) > 1:
+        fail("E-ENV-006", f"{' and '.join(ways)} are different questions, and one is answered at a time", help=f"leave out all but {ways[0]}")
     if subject is not None and is_code(subject):
+        if ways:
+            fail("E-ENV-006", f"{ways[0]} is a question about a file, and {subject.upper()} is a code", help=f"sexpgpu explain {subject.upper()}")
         if as_json:
             output.show_json({"code": subject.upper(), "page": page(subject.upper())})
         else:
@@ -97,6 +103,8 @@ def command(
     if diff is not None:
         return _difference(asked, diff)
     if place is not None:
+        if ways:
+            fail("E-ENV-006", f"{ways[0]} is a question about a file, and `{subject}` is a line of one", help=f"leave out {ways[0]}, or the line")
         return _line(asked, place[1])
     if after is not None:
         return _stage(asked, after)
@@ -155,7 +163,7 @@ def _one(asked: Asked) -> Any:
     """The run asked for, which must be named where there are several."""
     stages = part("stages")
     loaded = stages.watched(asked.file, asked.selection)
-    return stages.Traced(loaded, part("runs")(loaded.experiment, asked.run), part("kind")(asked.device))
+    return stages.Traced(loaded, part("runs")(loaded.experiment, asked.run), part("kind")(asked.device), asked.ranks)
 
 
 def _stage(asked: Asked, stage: str) -> int:
@@ -177,18 +185,38 @@ def _difference(asked: Asked, diff: tuple[str, str]) -> int:
         else:
             output.show(text)
         return 0
+    plain = [name for name in diff if not _is_place(name)]
+    if plain:
+        variants = ("base", *part("variants")(asked.file))
+        wrong = next((name for name in plain if name not in variants), None)
+        if wrong is not None:
+            staged = wrong.lower() in known
+            what = "is a stage, and is compared with another one" if staged else f"is no stage, and no variant of {asked.file}"
+            fail("E-ENV-006", f"--diff: `{wrong}` {what}",
+                 help=(*(() if staged else suggestion(wrong, (*known, *variants), "names")), f"stages: {', '.join(known)}", f"variants: {', '.join(variants)}"))
     return _compare(diff, asked.file, asked)
+
+
+def _is_place(text: str) -> bool:
+    """Whether a side of a comparison names a file, or a checkpoint, and no stage or variant."""
+    return text.endswith(".lisp") or ".lisp@" in text or "/" in text
 
 
 def _compare(diff: tuple[str, str], file: str | None, asked: Asked) -> int:
     compare = part("compare")
-    sides = []
-    for text in diff:
-        if file is None or text.endswith(".lisp") or ".lisp@" in text or "/" in text:
-            sides.append(compare.side(text, asked.run, asked.selection))
-        else:
-            variant = None if text == "base" else text
-            sides.append(compare.of_file(f"{file}@{text}", file, asked.run, replace(asked.selection, variant=variant)))
+    sides, wrong = [], []
+    for text in dict.fromkeys(diff):
+        try:
+            if file is None or _is_place(text):
+                sides.append(compare.side(text, asked.run, asked.selection))
+            else:
+                variant = None if text == "base" else text
+                sides.append(compare.of_file(f"{file}@{text}", file, asked.run, replace(asked.selection, variant=variant)))
+        except SexpError as mistake:
+            wrong += mistake.diagnostics
+    if wrong:
+        raise one_or_all(wrong)
+    sides = sides if len(sides) == 2 else sides * 2
     verdict = compare.judge(*sides)
     if asked.json:
         output.show_json(dict(compare.as_document(verdict)))

@@ -61,7 +61,7 @@ class _Use:
 def check(path: str, selection: Selection, further: Further = lambda loaded, run, traced: None) -> Checked:
     """Raises only if the file itself cannot be opened (E-READ-014)."""
     try:
-        names = (None,) if selection.variant is not None else (None, *_variants(path))
+        names = (None,) if selection.variant is not None else (None, *variants_of(path))
     except SexpError as mistake:
         if mistake.diagnostic.code == "E-READ-014" and mistake.diagnostic.span is None:
             raise
@@ -77,7 +77,7 @@ def check(path: str, selection: Selection, further: Further = lambda loaded, run
     return Checked(path, first.runs, first.evals, tuple(n for n in names if n is not None), findings)
 
 
-def _variants(path: str) -> Iterator[str]:
+def variants_of(path: str) -> Iterator[str]:
     for file in Loader(path).all_files():
         for form in file.forms:
             if isinstance(form, ListForm) and form.head() == "defvariant" and len(form.items) > 1:

@@ -16,12 +16,12 @@ from sexpgpu.explain.cost import kind
 CUDA = "sexpgpu.backends.cuda.report"
 
 
-def cuda(name: str, staged: Any) -> Any:
-    """What a function of the other device's report says of the program, which is made for no device."""
+def cuda(name: str, staged: Any, ranks: int = 1) -> Any:
+    """What a function of the other device's report says of the program, which is made for no device; of several ranks of the first's."""
     if find_spec("triton") is None:
         fail("E-DEV-008", "Triton is not installed, and the lowering for `cuda` writes for it", help="pip install triton, on Linux")
     module = import_module(CUDA)
-    return getattr(module, name)(module.lowered(staged))
+    return getattr(module, name)(module.lowered(staged, ranks))
 
 
 def lines(staged: Any, device: str) -> list[str]:

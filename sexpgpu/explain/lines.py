@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from sexpgpu.diagnostics import fail
+from sexpgpu.backends.interpreter.report import computed, programs
+from sexpgpu.backends.interpreter.report import rows as call_rows
+from sexpgpu.compiler import stages
+from sexpgpu.diagnostics import fail, problem
 from sexpgpu.experiment.report import ParameterRow
+from sexpgpu.explain.influence import influences
+from sexpgpu.explain.lowering import lowered
+from sexpgpu.explain.roofline import moved, values_inside
 from sexpgpu.explain.stages import Traced, replaced
 from sexpgpu.forms import Form, ListForm
-from sexpgpu.ir import postorder
+from sexpgpu.ir import Node, postorder
 from sexpgpu.ops import table
+from sexpgpu.passes.schedule.fuse import Call as LibraryCall
 from sexpgpu.read.printer import print_form
 from sexpgpu.source import Source, Span
 
@@ -30,9 +38,21 @@ class Nodes:
 
 
 @dataclass(frozen=True)
+class Kernels:
+    """Calls of the interpreter, or launches on `cuda`, of one graph of a step, that compute something of a line. `names`: of them, how
+    many; `flops`, `moved`: of all of each, also what it computes of other lines."""
+
+    graph: str
+    count: int
+    names: tuple[tuple[str, int], ...]
+    flops: int
+    moved: int
+
+
+@dataclass(frozen=True)
 class Line:
     """What became of a line in one run. `forms` begin on it (or hold it); `written`: nodes of ops that stand on it; `called`:
-    those that calls from it led to, with the library's."""
+    those that calls from it led to, with the library's; `decides`: of a knob, what it does."""
 
     place: str
     run: str
@@ -41,6 +61,8 @@ class Line:
     expanded: tuple[str, ...]
     written: tuple[Nodes, ...]
     called: tuple[Nodes, ...]
+    kernels: tuple[Kernels, ...]
+    decides: tuple[str, ...]
     parameters: tuple[ParameterRow, ...]
 
 
@@ -56,14 +78,14 @@ def line(t: Traced, number: int) -> Line:
     if not 1 <= number <= len(source.line_starts):
         fail("E-RUN-082", f"{source.name} has {len(source.line_starts)} lines, and no line {number}")
     here = begins(t.loaded.ev.loader.main.forms, source, number)
+    if not here:
+        raise problem("E-RUN-082", f"no form stands on line {number} of {source.name}", help=_nearest(t.loaded.ev.loader.main.forms, source, number))
     table_ = t.loaded.ev.expansions or {}
     graph, origins = t.graph("simplified"), t.traced.origins
     written: list[Any] = []
     called: list[Any] = []
     for node in postorder(graph.values()):
-        spans = [s for s in origins.of(node).spans if s.source is source]
-        lines = [source.line_column(s.start)[0] for s in spans]
-        if number in lines:
+        if _stems(node, origins, source, number):
             own = origins.of(node).spans[0]
             at_home = own.source is source and source.line_column(own.start)[0] == number
             (written if at_home else called).append(node)
@@ -75,7 +97,55 @@ def line(t: Traced, number: int) -> Line:
     texts = tuple(print_form(f) for f in here)
     became = tuple(print_form(replaced(f, table_)) for f in here)
     return Line(f"{source.name}:{number}", t.run.name, source.line_text(number).strip(), texts, became if became != texts else (),
-                tuple(_phases(written, origins)), tuple(_phases(called, origins)), rows)  # fmt: skip
+                tuple(_phases(written, origins)), tuple(_phases(called, origins)), tuple(_kernels(t, source, number)), _decides(t, here), rows)  # fmt: skip
+
+
+def _stems(node: Node, origins: Any, source: Source, number: int) -> bool:
+    """Whether a node's op, or a call that led to it, stands on the line."""
+    return any(s.source is source and source.line_column(s.start)[0] == number for s in origins.of(node).spans)
+
+
+def _nearest(forms: list[Form], source: Source, number: int) -> str:
+    """Where the next form begins, or the last one."""
+    starts = sorted(source.line_column(f.span.start)[0] for f in forms if f.span is not None)
+    after = [start for start in starts if start > number]
+    place = after[0] if after else starts[-1] if starts else 0
+    return f"a form begins on line {place}: {source.line_text(place).strip()[:80]}" if place else "the file has no forms"
+
+
+def _decides(t: Traced, here: list[ListForm]) -> tuple[str, ...]:
+    """What the knobs that a line defines do."""
+    names = [getattr(form.items[1], "name", "") for form in here if form.head() == "defknob" and len(form.items) > 1]
+    known = influences(t.loaded, {t.run.name: t.traced}) if names else {}
+    return tuple(f"{name}: {text}" for name in names for text in known.get(name, ()) or ["nothing reads it"])
+
+
+def _kernels(t: Traced, source: Source, number: int) -> Iterable[Kernels]:
+    """The calls or launches that compute nodes of the line, by the graph that they are in."""
+    staged = stages(t.loaded, t.run, t.kind)
+    origins = staged.traced.origins
+    for graph, pieces in _pieces(staged, t.kind):
+        found = [(name, flops, moved) for nodes, name, flops, moved in pieces if any(_stems(node, origins, source, number) for node in nodes)]
+        if found:
+            names = tuple(sorted(Counter(name for name, _, _ in found).items(), key=lambda c: (-c[1], c[0])))
+            yield Kernels(graph, len(found), names, sum(f for _, f, _ in found), sum(m for _, _, m in found))
+
+
+def _pieces(staged: Any, kind: str) -> Iterable[tuple[str, Iterable[tuple[list[Node], str, int, int]]]]:
+    """Of each graph of a step: what each call or launch computes, its name, operations and bytes; views are none."""
+    if kind == "cpu":
+        for graph, _, written in programs(staged):
+            rows = zip(written.lines, call_rows(written, staged.traced.origins), strict=True)
+            yield graph, [(computed(line.step), row.name, row.flops, row.bytes) for line, row in rows if row.where != "a view"]
+        return
+    ops = table()
+    for low in lowered(staged):
+        pieces = []
+        for launch in low.schedule.launches:
+            nodes = [launch.node] if isinstance(launch, LibraryCall) else values_inside(launch)
+            name = f"library {launch.node.op}" if isinstance(launch, LibraryCall) else "kernel"
+            pieces.append((nodes, name, sum(ops[n.op].cost(n)[0] for n in nodes), moved(launch, nodes)))
+        yield low.name, pieces
 
 
 def _place(span: Span | None) -> str:

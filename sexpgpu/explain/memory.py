@@ -18,10 +18,12 @@ from sexpgpu.experiment.report import Large, Memory
 from sexpgpu.experiment.traced import TracedRun
 from sexpgpu.explain.lowering import Lowered, lowered
 from sexpgpu.ir import DTYPES, Node, Origins, postorder
+from sexpgpu.passes.schedule.fuse import Call
 
 GIB = 2**30
 LARGEST = 5  # tensors shown
-WORKSPACE = 64 << 20  # of the GPU vendor's matrix products
+#: bytes that a process takes on a GPU beside its tensors, as `backends.cuda.memory` has them: workspaces of products, and the rest
+PRODUCTS, PROCESS = 64 << 20, 144 << 20
 TRIES = 6  # plans of other batches that a question may cost
 
 
@@ -39,8 +41,10 @@ def cpu_memory(staged: Any, threads: int = 1, ranks: int = 1) -> Memory:
 def gpu_memory(staged: Any, graphs: Iterable[Lowered], ranks: int = 1) -> Memory:
     """The plan of a run on `cuda`, from its launches."""
     run, traced = staged.run, staged.traced
-    kept = _kept(traced, run, ranks)
     graphs = list(graphs)
+    calls = {launch.node.op for graph in graphs for launch in graph.schedule.launches if isinstance(launch, Call)}
+    products = any(op.startswith(("matmul", "linear-cross-entropy", "einsum")) for op in calls)
+    kept = {**_kept(traced, run, ranks), "libraries and kernels": PROCESS + (PRODUCTS if products else 0)}
     largest = max(graphs, key=lambda graph: graph.arena)
     fields = sum(n.type.bytes for n in postorder(staged.micro(False).values()) if n.op == "input")
     stored = {node for launch in largest.schedule.launches for node in launch.stores}
@@ -64,7 +68,6 @@ def _kept(traced: TracedRun, run: Run, ranks: int) -> Mapping[str, int]:
     if run.accumulate > 1:
         found["sums of gradients"] = found["gradients"]
     found["states"] += sum(n.type.bytes for n in traced.state_updates.values()) * run.accumulate * wide
-    found["library calls"] = WORKSPACE
     return {name: count for name, count in found.items() if count}
 
 
@@ -117,7 +120,9 @@ class Fits:
         if self.remat is not None and self.remat < self.need:
             does = "which fits" if self.remat <= self.budget else "which does not fit either"
             found.append(f":remat true takes {size(self.remat)}, {does}")
-        return found or [f"{self.most or 'the model alone'} is too much: a narrower model, or a device with more memory"]
+        if not self.batch:
+            found.append(f"{self.most or 'a batch of 1'} is too much: a narrower model, or a device with more memory")
+        return found
 
     def document(self) -> dict[str, Any]:
         """For `--json`."""
@@ -139,8 +144,8 @@ def fits(found: Memory, run: Run, budget: float, plan: Callable[[Run], Memory], 
     batch, _ = _largest(found, run, limit, plan, ranks)
     accumulate, accumulated = _parts(run, limit, plan, ranks, batch)
     remat = None
-    if not getattr(run, "remat", True):
-        remat = plan(replace(run, remat=True)).peak  # type: ignore[call-arg]
+    if not run.remat:
+        remat = plan(replace(run, remat=True)).peak
     return Fits(found.peak, limit, batch, accumulate, accumulated, remat, f"what the batch does not change, {size(fixed)}," if fixed > limit else "")
 
 

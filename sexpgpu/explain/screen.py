@@ -225,13 +225,18 @@ def line_lines(found: Line) -> list[str]:
         out += [f"  {title}: {_nodes(group)}" for group in groups]
     if not found.written and not found.called:
         out.append("  no node of the step came of it")
+    for k in found.kernels:
+        names = ", ".join(f"{n} {name}" for name, n in k.names[:8]) + (" …" if len(k.names) > 8 else "")
+        out.append(f"  computed in {k.graph} by {k.count} of its {'launches' if any(name == 'kernel' or name.startswith('library ') for name, _ in k.names) else 'calls'}"
+                   f" ({names}), which make {k.flops:,} FLOPs and move {size(k.moved)}")
+    out += [f"  knob {text}" for text in found.decides]
     out += [f"  parameter {path}  {p.dtype}[{' '.join(map(str, p.shape))}]  {p.place}" for path, _, p in folded(list(found.parameters))]
     return [printable(line) for line in out]
 
 
 def _nodes(group: Nodes) -> str:
     kinds = ", ".join(f"{n} {op}" for op, n in group.ops[:8]) + (" …" if len(group.ops) > 8 else "")
-    return f"{group.phase}: {group.count} nodes ({kinds}), {group.flops:,} FLOPs, {size(group.bytes)} made, {size(group.moved)} moved"
+    return f"{group.phase}: {group.count} node{'s' if group.count != 1 else ''} ({kinds}), {group.flops:,} FLOPs, {size(group.bytes)} made, {size(group.moved)} moved"
 
 
 def _cut_off(text: str) -> str:

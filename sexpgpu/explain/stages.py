@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from sexpgpu.compiler import graph_results, knob_notes, stages
+from sexpgpu.compiler import check_divides, graph_results, knob_notes, stages
 from sexpgpu.diagnostics import fail, suggestion
 from sexpgpu.experiment.load import Loaded, Selection, load
 from sexpgpu.experiment.model import Run
@@ -44,6 +44,7 @@ class Traced:
     loaded: Loaded
     run: Run
     kind: str = "cpu"  # the backend whose lowering is asked about
+    ranks: int = 1  # of which the lowering for `cuda` is one's
     graphs: dict[str, Graph] = field(default_factory=dict)
     _traced: TracedRun | None = None
 
@@ -141,7 +142,8 @@ def lowered_stage(name: str) -> Callable[[Traced], str]:
         if t.kind == "cpu" and name != "triton":
             staged = stages(t.loaded, t.run)
             return "\n".join(launches.report_lines(staged) if name == "fused" else launches.plan(staged))
-        return str(launches.cuda(LOWERED[name], stages(t.loaded, t.run, "cuda")))
+        check_divides(t.run, t.ranks)
+        return str(launches.cuda(LOWERED[name], stages(t.loaded, t.run, "cuda", t.ranks), t.ranks))
 
     return text
 

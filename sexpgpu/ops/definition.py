@@ -39,6 +39,7 @@ FAMILIES = (
     "sexpgpu.ops.cartesian.joint",
     "sexpgpu.ops.cartesian.linear",
     "sexpgpu.ops.cartesian.maps",
+    "sexpgpu.ops.chain",
 )
 
 

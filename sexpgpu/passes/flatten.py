@@ -28,7 +28,7 @@ class Group:
     """Parameters whose update is one expression. `roles`: the results' and leaves' kinds, such as `opt/m`.
 
     offsets: name -> first element in each vector of the group; `size`: elements of a vector, gaps included, a multiple of
-    `shares`: the update is of one share of it.
+    `shares`: the update is of one share of it. `kind`: what their caller keeps apart.
     """
 
     number: int
@@ -39,6 +39,7 @@ class Group:
     offsets: dict[str, int] = field(default_factory=dict)
     size: int = 0
     shares: int = 1
+    kind: str = ""
 
     @property
     def share(self) -> int:
@@ -158,11 +159,14 @@ class _Update:
         return terms, sums
 
 
-def flatten(results: Mapping[str, Node], names: Sequence[str], owners: Owners, stands_for: StandsFor, shares: int = 1) -> Flat:
+def flatten(
+    results: Mapping[str, Node], names: Sequence[str], owners: Owners, stands_for: StandsFor, shares: int = 1, kind: Callable[[str], str] = lambda name: "",
+) -> Flat:  # fmt: skip
     """The update `results` with one vector for the parameters of equal expressions. Numbers change by the order of the
     sum in the gradient's norm alone.
 
-    `shares` above 1: of each vector one share, and the gradient's norm, which needs all of them, is the input `gradient-norm`.
+    `shares` above 1: of each vector one share, and the gradient's norm, which needs all of them, is the input `gradient-norm`. `kind`:
+    parameters of two kinds share no vector.
     """
     update = _Update(results, owners, stands_for)
     own: dict[str, dict[str, Node]] = {name: {} for name in names}
@@ -179,7 +183,7 @@ def flatten(results: Mapping[str, Node], names: Sequence[str], owners: Owners, s
         if key is None:
             continue
         dtype = own[name]["param"].type.dtype
-        group = groups.setdefault(key, Group(len(groups), [], {}, list(own[name]), dtype, shares=shares))
+        group = groups.setdefault((key, kind(name)), Group(len(groups), [], {}, list(own[name]), dtype, shares=shares, kind=kind(name)))
         group.names.append(name)
         group.shapes[name] = shapes[name]
     for group in groups.values():

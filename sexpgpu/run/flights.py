@@ -108,11 +108,16 @@ class Flights:
                 self._flying.collect(launch.flight)
 
     def close(self) -> None:
-        """Nothing more is launched."""
+        """Nothing more is launched; waits until nothing touches the feed any more."""
         if self._loader is not None:
             self._loader.close()
             self._loader = None
         self.together = 1
+
+    def leave(self) -> None:
+        """The end, however it comes; waits for nothing."""
+        if self._loader is not None:
+            self._loader.leave()
 
     def _boundary(self, at: int) -> int:
         """The first boundary after so many updates."""
@@ -249,6 +254,10 @@ class Loader:
         """Returns when the thread touches the feed no more."""
         self._end()
         self._thread.join()
+
+    def leave(self) -> None:
+        """The thread ends after what it was asked for."""
+        self._end()
 
 
 def _make(feed: Feed, jobs: queue.SimpleQueue[Any], made: queue.SimpleQueue[Any]) -> None:

@@ -136,9 +136,17 @@ def train(
     """
     controls = controls or NoControls()
     saves = _Saves(saver, best, durable_step)
-    step, meter = start_step, _Meter()
     evals = _Evals(program, run, feeds, controls, saver is not None, best, clock)
     flights = Flights(program, run, feeds.train, start_step, stop_step, saver is not None, clock, feeds.largest)
+    try:
+        yield from _loop(program, run, feeds, start_step, stop_step, controls, saver, saves, evals, flights, owed, autopsy)
+    finally:
+        flights.leave()
+
+
+def _loop(program: Program, run: Run, feeds: Feeds, step: int, stop_step: int, controls: Controls, saver: Saver | None, saves: _Saves, evals: _Evals,
+          flights: Flights, owed: Sequence[str], autopsy: Autopsy | None) -> Iterator[Event]:
+    meter = _Meter()
     asked = False  # for a save
     yield PhaseChanged("running", step)
     yield from evals.make(step, [e for e in run.evals if e.name in owed])

@@ -12,11 +12,12 @@ import pytest
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
+FIRST: list[str] = []  # folders of packages that come before the installed ones
 
 
 def environment(**more: str) -> dict[str, str]:
     """The variables of a process in which kernels are interpreted."""
-    return {**os.environ, "PYTHONPATH": str(ROOT), "TRITON_INTERPRET": "1", "TRITON_DEFAULT_FP_FUSION": "1", **more}
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([*FIRST, str(ROOT)]), "TRITON_INTERPRET": "1", "TRITON_DEFAULT_FP_FUSION": "1", **more}
 
 
 def interpreted(script: str, *words: str, timeout: int = 240) -> tuple[list[str], int]:

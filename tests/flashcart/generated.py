@@ -92,6 +92,33 @@ def of_graph(b, nodes, senders, receivers, channels, ranks=(1, 1, 1), shared=Fal
     return {"out": out} | {str(i): g for i, g in enumerate(first + second)}
 
 
+def of_factors(b, nodes, senders, receivers, channels, inner, ranks=(1, 1, 1), seed=0):
+    """A convolution whose weights are hidden rows times a matrix: result, and derivatives by all four, first and second."""
+    rng = np.random.default_rng(seed)
+    l1, l2, top = ranks
+    from sexpgpu.ops.cartesian.algebra import paths
+
+    size, edges = len(paths(l1, l2, top)) * channels, len(senders)
+    shape = {"x": (nodes, (l1 + 1) ** 2, channels), "y": (edges, (l2 + 1) ** 2), "h": (edges, inner), "m": (inner, size)}
+    leaf = {k: b.leaf(k, rng.standard_normal(s) / (inner**0.5 if k == "m" else 1)) for k, s in shape.items()}
+    ends = b.leaf("senders", np.asarray(senders, np.int32), "i32"), b.leaf("receivers", np.asarray(receivers, np.int32), "i32")
+    weights = build("matmul", leaf["h"], leaf["m"])
+    out = build("tensor-product", leaf["x"], leaf["y"], weights, *ends, **{"l-max": top})
+    c = b.leaf("c", rng.standard_normal(out.type.shape))
+    tangents = [b.leaf("v" + k, rng.standard_normal(s) / (inner**0.5 if k == "m" else 1)) for k, s in shape.items()]
+    first, second = derivatives(out, list(leaf.values()), c, tangents)
+    return {"out": out} | {str(i): g for i, g in enumerate(first + second)}
+
+
+def factored(results):
+    """How many operands of the products of these results are given as factors, and how many weights are made in memory for them."""
+    nodes = postorder(join(simplify(results)).values())
+    products = [n for n in nodes if n.op.startswith("tensor-product")]
+    given = [n.inputs[i] for n in products if n.op.endswith("joint") for i, k in enumerate(n.attrs["inner"]) if k]
+    made = {x for n in products for x in n.inputs if x.op == "matmul"}
+    return len(set(given)), len(made)
+
+
 def of_losses(b, seed=3):
     """Gradients of a loss over a result and its first derivatives, as a potential's training has them: several cotangents each."""
     rng = np.random.default_rng(seed)
@@ -169,6 +196,22 @@ def main(what):
         one, two = (evaluate(results, b.bindings, products())[0] for _ in range(2))
         assert all(np.array_equal(one[k], two[k]) for k in one)
         print(json.dumps({"name": "twice", "equal": True}), flush=True)
+    elif what == "factors":
+        for channels, inner in ((8, 16), (20, 24), (64, 64)):
+            b = Bench("f32")
+            results = of_factors(b, 5, rng.integers(0, 5, 23), rng.integers(0, 5, 23), channels, inner)
+            both(f"factors {channels} {inner}", b, results, products(), 2e-5)
+            print(json.dumps({"name": "operands as factors, weights in memory", "counts": factored(results)}), flush=True)
+        b = Bench("f32")
+        both("factors, isolated", b, of_factors(b, 6, [1, 1, 5], [5, 2, 1], 8, 16), products(), 2e-5)
+        b = Bench("f32")
+        both("factors, no edges", b, of_factors(b, 3, [], [], 8, 16), products(), 2e-5)
+        b = Bench("bf16")
+        both("factors bf16", b, of_factors(b, 4, [0, 1, 2, 3, 0], [1, 0, 0, 2, 2], 8, 16), products(), 0.03)
+        b = Bench("f32")
+        results = of_factors(b, 5, rng.integers(0, 5, 12), rng.integers(0, 5, 12), 7, 16)  # an odd number of channels has no kernel for it
+        both("factors, odd", b, results, products(), 2e-5)
+        print(json.dumps({"name": "odd", "counts": factored(results)}), flush=True)
     elif what == "plans":
         for name, changes, walk in (
             ("receiver walk", {}, "receiver"), ("edge", {"scatter": "edge"}, None), ("slots", {"slots": 3}, None),

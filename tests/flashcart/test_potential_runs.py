@@ -127,3 +127,14 @@ def test_the_calculator_on_the_device(on_device):
 
 def test_an_autopsy_of_a_step_on_the_device(on_device):
     assert on_device["autopsy"]["code"] == 3 and "(frame 4 of data set)" in on_device["autopsy"]["said"]
+
+
+def test_forces_make_no_gradient_by_a_weight(folder):
+    """Energies and forces of a potential with trainable weights: what only a training step needs is not in the graph."""
+    from sexpgpu.ir import postorder
+    from sexpgpu.passes.rank_maps import rank_maps
+    from sexpgpu.potential import Potential
+
+    results = Potential(str(folder / "p.lisp"), None).graph((2, 8, 64))
+    ops = [n.op for n in postorder(rank_maps(results).values())]
+    assert ops.count("rank-map") >= 6 and not {"rank-weights", "equivariant-linear-weight"} & set(ops)

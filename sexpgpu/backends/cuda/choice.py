@@ -14,7 +14,8 @@ import re
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -49,6 +50,7 @@ class Switch:
 
     epilogues: frozenset[str] = frozenset(KINDS) - {"residual"}
     products: bool = True
+    aside: bool = True  # small products that nothing waits for run on a stream of their own
 
 
 SWITCH = Switch()
@@ -145,9 +147,35 @@ def choices() -> Choices:
 
 
 @cache
-def workspace(device: torch.device) -> torch.Tensor:
-    """The bytes that every product of a device may use, one product after another. First asked for before anything is captured."""
+def _space(device: torch.device, stream: bool) -> torch.Tensor:
     return torch.empty(cublaslt.WORKSPACE, dtype=torch.uint8, device=device)
+
+
+def workspace(device: torch.device) -> torch.Tensor:
+    """The bytes that every product of a device may use, one product after another; those set aside have their own. First asked for
+    before anything is captured."""
+    return _space(device, bool(_beside))
+
+
+@cache
+def side() -> torch.cuda.Stream:
+    """The stream of launches that are set aside."""
+    return torch.cuda.Stream()
+
+
+_beside: list[bool] = []
+
+
+@contextmanager
+def beside(stream: torch.cuda.Stream) -> Iterator[None]:
+    """On this stream, after what the current one has been given so far."""
+    stream.wait_stream(torch.cuda.current_stream())
+    _beside.append(True)
+    try:
+        with torch.cuda.stream(stream):
+            yield
+    finally:
+        _beside.pop()
 
 
 @cache

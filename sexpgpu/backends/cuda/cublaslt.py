@@ -101,6 +101,13 @@ def matrix(x: torch.Tensor) -> Matrix | None:
     return None
 
 
+def _lying(x: torch.Tensor) -> Matrix:
+    found = matrix(x)
+    if found is None:
+        raise Unavailable("a tensor that lies in no order of the library")
+    return found
+
+
 def paths() -> list[str]:
     """Where the library may be: the one that torch has loaded first."""
     name = f"libcublasLt.so.{(torch.version.cuda or '13').split('.')[0]}"
@@ -190,12 +197,11 @@ class Product:
     def __init__(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, epilogue: str = "", row: torch.Tensor | None = None,
                  aux: torch.Tensor | None = None, c: torch.Tensor | None = None, tf32: bool = False, lt: Library | None = None):
         self.lt = library() if lt is None else lt
-        self.tensors = a, b, out if c is None else c, out, row, aux  # kept alive
+        self.operands, self.row, self.aux = (a, b, out if c is None else c, out), row, aux  # kept alive
         self.epilogue, self.tf32 = epilogue, tf32 and a.dtype == torch.float32
-        shapes = matrix(a), matrix(b), matrix(self.tensors[2]), matrix(out)
-        if any(x is None for x in shapes) or shapes[2].turned or shapes[3].turned:  # type: ignore[union-attr]
-            raise Unavailable("a tensor that lies in no order of the library")
-        self.a, self.b, self.c, self.d = shapes  # type: ignore[assignment]
+        self.a, self.b, self.c, self.d = (_lying(x) for x in (a, b, out if c is None else c, out))
+        if self.c.turned or self.d.turned:
+            raise Unavailable("a result whose columns lie apart")
         self._check()
         self._made: list[tuple[str, c_void_p]] = []
         self._one, self._zero = c_float(1.0), c_float(0.0)
@@ -211,7 +217,7 @@ class Product:
             raise Unavailable(f"shapes do not fit: {a}, {b}, {d}")
         if a.dtype != b.dtype or c.dtype != d.dtype or not a.batch == b.batch == c.batch == d.batch:
             raise Unavailable(f"types or batches do not fit: {a}, {b}, {d}")
-        row, aux = self.tensors[4:]
+        row, aux = self.row, self.aux
         wanted = d.rows if self.epilogue == "sum-of-a" else d.columns
         if row is not None and (row.dim() != 1 or row.shape[0] != wanted or not row.is_contiguous()):
             raise Unavailable("the row of an epilogue does not fit")
@@ -266,7 +272,7 @@ class Product:
 
         a, b, d = self.a, self.b, self.d
         sizes = f"{d.batch}x{d.rows}x{d.columns}x{a.columns}"
-        row = self.tensors[4]
+        row = self.row
         more = [self.epilogue] if self.epilogue else []
         more += [NAMES[row.dtype]] if row is not None else []
         more += ["added"] if self.beta is self._one else []
@@ -276,8 +282,8 @@ class Product:
     @property
     def alignments(self) -> tuple[int, ...]:
         """Bytes to which the library's A, B, C and D are aligned, 256 at most."""
-        a, b, c, out = self.tensors[:4]
-        return tuple(min(256, x.data_ptr() & -x.data_ptr() or 256) for x in (b, a, c, out))  # type: ignore[union-attr]
+        a, b, c, out = self.operands
+        return tuple(min(256, x.data_ptr() & -x.data_ptr() or 256) for x in (b, a, c, out))
 
     def candidates(self, most: int, workspace: int = WORKSPACE) -> list[Candidate]:
         """Algorithms that the library proposes, the likely fastest first; raises `Unavailable` where it has none."""
@@ -302,10 +308,10 @@ class Product:
 
     def run(self, candidate: Candidate, workspace: torch.Tensor) -> None:
         """On torch's current stream; `workspace`: bytes on the device, at least what the candidate asks for."""
-        a, b, c, out = self.tensors[:4]
+        a, b, c, out = self.operands
         self.lt.call(
-            "cublasLtMatmul", self.lt.handle, self.description, byref(self._one), b.data_ptr(), self.layouts[0], a.data_ptr(), self.layouts[1],  # type: ignore[union-attr]
-            byref(self.beta), c.data_ptr(), self.layouts[2], out.data_ptr(), self.layouts[3],  # type: ignore[union-attr]
+            "cublasLtMatmul", self.lt.handle, self.description, byref(self._one), b.data_ptr(), self.layouts[0], a.data_ptr(), self.layouts[1],
+            byref(self.beta), c.data_ptr(), self.layouts[2], out.data_ptr(), self.layouts[3],
             byref(candidate.algorithm), workspace.data_ptr(), workspace.numel(), torch.cuda.current_stream().cuda_stream,
         )
 

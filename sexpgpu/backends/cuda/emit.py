@@ -232,8 +232,9 @@ class Emitter:
     def load(self, node: Node, index: Index, extra: tuple[str, ...], key: tuple) -> str:
         if node in self.parts:
             pointer, count = self.parameter("parts", node), self.parts[node]
-            at = f"tl.arange(0, {next_power(count)})"
-            return self.put(f"tl.sum(tl.load({pointer} + {at}, mask={at} < {count}, other=0.0), axis=0)", (False, False), key)
+            at = f"tl.arange(0, {next_power(count)})[None, :]"
+            total = f"tl.sum(tl.load({pointer} + {at}, mask={at} < {count}, other=0.0), axis=1, keep_dims=True)"
+            return self.put(total if self.kind == "rows" else f"tl.sum({total})", (False, False), key)
         place = place_of(node, index)
         self.places.setdefault(node, set()).add(place)
         axes = self.spread(place)
@@ -242,6 +243,8 @@ class Emitter:
         pointer = self.parameter("read", node)
         mask = self.mask(self.spread(place), extra)
         at = self.expression(place)
+        if self.kind == "rows" and axes == (False, False):  # a tile, as what stands once a row is: Triton's interpreter cannot join a bool with one
+            at += " + tl.zeros((1, 1), tl.int32)"
         if axes != self.spread(place):  # a pointer is as wide as its mask
             at += f" + tl.zeros(({self.blocks.rows if axes[0] else 1}, {self.blocks.columns if axes[1] else 1}), tl.int32)"
         text = f"tl.load({pointer} + ({at})" + (f", mask={mask}, other=0)" if mask else ")")
@@ -344,7 +347,7 @@ class Emitter:
         variable = next(v for v in at[axis].variables if v.loaded is not None) if at[axis].variables else None
         if variable is not None and ("loaded", variable) not in self.names:
             read = self.value(places, where, extra)
-            self.names[("loaded", variable)] = self.put(f"as_index({read})", self.axes[read])
+            self.names[("loaded", variable)] = self.put(f"as_index({read})" + (".to(tl.int64)" if self.wide else ""), self.axes[read])
         name = self.value(x, at, extra)
         self.names[key] = name
         return name
@@ -475,7 +478,7 @@ class Emitter:
         row_blocks = -(-self.rows // b.rows)
         column_blocks = -(-self.columns // b.columns)
         arange_r = f"tl.arange(0, {b.rows})[:, None]"
-        arange_c = f"tl.arange(0, {b.columns})[None, :]"
+        arange_c = f"tl.arange(0, {b.columns})[None, :]{wide}"  # times a stride it may pass 2^31 too
         lines: list[str] = []
         loop = ""
         if self.kind == "flat":
@@ -500,7 +503,7 @@ class Emitter:
                 lines += [*self.head, f"r = tl.program_id(0){wide} * {b.rows} + {arange_r}", *self._rm()]
                 inner, grid = [], (row_blocks, 1)
         else:
-            lines += ["split = tl.program_id(1)", f"c = tl.program_id(0) * {b.columns} + {arange_c}", *self._cm(), *self.head]
+            lines += ["split = tl.program_id(1)", f"c = tl.program_id(0){wide} * {b.columns} + {arange_c}", *self._cm(), *self.head]
             loop = self._range(row_blocks)
             inner = [f"r = block{wide} * {b.rows} + {arange_r}", *self._rm()]
             grid = (column_blocks, b.splits)
@@ -555,7 +558,7 @@ class Emitter:
             self.body, self.names = [], {}
             for unit in many:
                 self.unit(unit)
-            lines += [f"for start in range(0, {self.columns}, {self.blocks.columns}):", f"    c = start + tl.arange(0, {self.blocks.columns})[None, :]"]
+            lines += [f"for start in range(0, {self.columns}, {self.blocks.columns}):", f"    c = start + tl.arange(0, {self.blocks.columns})[None, :]{'.to(tl.int64)' if self.wide else ''}"]
             lines += [f"    {line}" for line in (*self._cm(), *self.body)]
         return lines, (self.rows, 1)
 
@@ -583,7 +586,7 @@ class Emitter:
                 head.append(f"{acc} = tl.full((1, {self.blocks.columns}), {_identity(unit)}, {_accumulator(unit)})")
                 self.body.append(f"{acc} = {_combine(unit)}({acc}, {self.masked(name, unit)}.to({_accumulator(unit)}))")
             ends.append((unit, acc))
-        lines = [*head, f"for start in range(0, {self.columns}, {self.blocks.columns}):", f"    c = start + tl.arange(0, {self.blocks.columns})[None, :]"]
+        lines = [*head, f"for start in range(0, {self.columns}, {self.blocks.columns}):", f"    c = start + tl.arange(0, {self.blocks.columns})[None, :]{'.to(tl.int64)' if self.wide else ''}"]
         lines += [f"    {line}" for line in (*self._cm(), *self.body)]
         self.body = []
         for unit, acc in ends:

@@ -237,9 +237,10 @@ class Exchange:
         """The vectors that an update of shares leaves to be put together."""
         return [vector for name, vector in self.arena.vectors.items() if self.arena.of_vector[name].shares > 1 and name not in self.arena.divided]
 
-    def gather(self) -> None:
+    def gather(self, copies: Sequence[torch.Tensor] = ()) -> None:
+        """Those vectors, and the copies of others, from the ranks' shares."""
         if not self.silent:
-            for vector in self.parameters():
+            for vector in [*self.parameters(), *copies]:
                 self.team.join_(vector)
 
 

@@ -23,6 +23,7 @@ from sexpgpu.passes.epilogues import Decision, epilogues
 from sexpgpu.passes.products import products
 from sexpgpu.passes.rank_maps import rank_maps
 from sexpgpu.passes.rewrite import rewrite
+from sexpgpu.passes.schedule.aside import SMALL, aside
 from sexpgpu.passes.schedule.decompose import decompose
 from sexpgpu.passes.schedule.fuse import Call, Kernel, Launch, Operand, Schedule, fuse, original, parts_of
 from sexpgpu.passes.schedule.fuse import beside as join_schedules
@@ -79,8 +80,26 @@ class Compiled:
             self._emit(more, origins)
             self.late |= self._late(more)
             self.schedule = join_schedules(self.schedule, more)
-        self.placed: dict[Node, str] = {}  # node -> the result whose place it is stored at
         self._calls = {node for l in self.schedule.launches if isinstance(l, Call) for node in l.stores}
+        #: launches that run beside the others, on a stream of their own
+        self.aside: frozenset[Launch] = frozenset()
+        self._place()
+        if choice.SWITCH.aside and all(leaf is None for leaf in self.into.values()):
+            self._set_aside()
+
+    def _set_aside(self) -> None:
+        """Products that nothing waits for run beside the rest, where that takes little memory."""
+        before = self.schedule
+        self.schedule, self.aside = aside(before, self._planned)
+        if self.aside:
+            self._place()
+        if self.plan.size > SMALL or not self.aside:
+            self.schedule, self.aside = before, frozenset()
+            self._place()
+
+    def _place(self) -> None:
+        """Where values lie, of the launches in their order."""
+        self.placed: dict[Node, str] = {}  # node -> the result whose place it is stored at
         self.joint = self._joint()
         hazards = self._hazards()
         for name in self.into:
@@ -152,7 +171,7 @@ class Compiled:
         end = len(self.schedule.launches)
         for i, launch in enumerate(self.schedule.launches):
             for base in launch.reads:
-                last[base] = i
+                last[base] = max(last.get(base, 0), end if launch in self.aside else i)
         kept = set(self.results.values())
         for i, launch in enumerate(self.schedule.launches):
             for node in launch.stores:
@@ -228,12 +247,16 @@ class Bound:
         self._owed: list[tuple[Node, torch.Tensor]] = []
         self._wanted: list[modules.Wanted] = []
         self._last = self._last_uses()
+        self._aside: set[int] = set()  # numbers of works
         for i, launch in enumerate(compiled.schedule.launches):
+            if launch in compiled.aside and not after:
+                self._aside.add(len(self.work))
             if isinstance(launch, Call):
                 self.work.append(self._call(i, launch))
             elif launch in compiled.emitted:
                 self.work += self._kernel(launch)
             self.work += after.get(i, ())
+        self._meet = len(self.work)
         if self._owed:
             self.work.append(self._finish())
         self.work += after.get(end, ())
@@ -385,9 +408,16 @@ class Bound:
         return [run]
 
     def launch(self) -> None:
-        """Every launch, in order, on the current stream."""
-        for work in self.work:
-            work()
+        """Every launch, in order, on the current stream; those set aside on a stream of their own, until the last launch is out."""
+        side = choice.side() if self._aside and self.device.type == "cuda" else None
+        for number, work in enumerate([*self.work, lambda: None]):
+            if side is not None and number == self._meet:
+                torch.cuda.current_stream().wait_stream(side)
+            if side is not None and number in self._aside:
+                with choice.beside(side):
+                    work()
+            else:
+                work()
         self.library.forget()
 
     def result(self, name: str) -> torch.Tensor:

@@ -16,7 +16,8 @@ from sexpgpu.backends.cuda.attention import backward as gradients
 from sexpgpu.backends.cuda.attention import fits
 from sexpgpu.backends.cuda.cartesian.launch import Products, on_device
 from sexpgpu.backends.cuda.cublaslt import TYPES, Product
-from sexpgpu.backends.cuda.rank_maps import rank_map, rank_weights
+from sexpgpu.backends.cuda.chains import chain_scratch, row_chain
+from sexpgpu.backends.cuda.rank_maps import rank_map, rank_weights, weights_scratch
 from sexpgpu.diagnostics import fail
 from sexpgpu.ir import Node, Origins
 from sexpgpu.ops import build, table
@@ -335,10 +336,10 @@ OUT: dict[str, Callable[..., None]] = {
 
 #: op -> function (node, operands, number of the output -> tensor) that makes, at the first of several nodes over the same operands,
 #: the outputs of all of them; a node's own number is its attribute `of`
-JOINT: dict[str, Callable[..., None]] = {"rank-weights": rank_weights, "matmul-gelu": matmul_gelu, "matmul-rows": matmul_rows, "linear-cross-entropy": heads, "linear-cross-entropy-grad": heads}
+JOINT: dict[str, Callable[..., None]] = {"rank-weights": rank_weights, "row-chain": row_chain, "matmul-gelu": matmul_gelu, "matmul-rows": matmul_rows, "linear-cross-entropy": heads, "linear-cross-entropy-grad": heads}
 
 #: op of `JOINT` -> bytes that its function takes beside its outputs, as a last argument
-SCRATCH: dict[str, Callable[[Node], int]] = {"linear-cross-entropy": heads_scratch, "linear-cross-entropy-grad": heads_scratch}
+SCRATCH: dict[str, Callable[[Node], int]] = {"rank-weights": weights_scratch, "row-chain": chain_scratch, "linear-cross-entropy": heads_scratch, "linear-cross-entropy-grad": heads_scratch}
 
 #: ops that write into a given tensor by what their library left before (`Library.put`)
 PUT = frozenset({"attend-grad-packed"})

@@ -116,7 +116,7 @@ def memory_plan(
     gradients = sum(node.type.bytes for node in traced.gradients.values()) * (2 if traced.run.precision == "f64" else 1)
     states = sum(prod(s.shape) * DTYPES[s.dtype] for n, s in traced.states.items() if n in traced.state_updates)
     if traced.run.precision == "bf16":  # copies for the matrix products
-        kinds["param"] += kinds["param"] // 2
+        kinds["param"] += sum(count for name, count in held(schema).items() if name.startswith("param/")) // 2
     fields = {n.attrs["name"]: n.type.bytes for n in forward.leaves if n.op == "input"}
     return MemoryPlan(
         kinds["param"], gradients * (2 if parts > 1 else 1), kinds["opt"], kinds["ema"], kinds["state"] + states * parts,
@@ -183,7 +183,8 @@ def check_state(schema: Schema, budget: int | None, divided: Collection[str] = (
     """E-MEM-002 where what the batch does not change is too much already: before any of it is allocated."""
     if budget is None:
         return
-    total = sum(count * (2 if name.startswith("param/") else 1) for name, count in held(schema, divided, ranks).items())
+    gradients = sum(count for name, count in held(schema).items() if name.startswith("param/"))
+    total = gradients + sum(held(schema, divided, ranks).values())
     if total > budget:
         largest = sorted(((prod(s) * DTYPES[d], f"{d}[{' '.join(map(str, s))}]", n) for n, (d, s) in schema.items()), reverse=True)[:NAMED]
         fail(

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from sexpgpu.backends import state
-from sexpgpu.backends.arena import Arena
+from sexpgpu.backends.arena import COPIED, Arena, divides
 from sexpgpu.backends.cuda import choice
 from sexpgpu.backends.cuda.device import INTERPRETED, Device, free_memory, interpreted, memory_errors
 from sexpgpu.backends.cuda.exchange import SQUARES, WAITED, Exchange
@@ -32,6 +32,7 @@ from sexpgpu.ir import Node, postorder
 from sexpgpu.ops import build, constant
 from sexpgpu.ops.philox import draw_key
 from sexpgpu.ops.random import draw_kind
+from sexpgpu.passes.flatten import Flat
 from sexpgpu.passes.bounds import BAD, bounded_fields, guard_indices
 
 ALIVE = "//alive"  # no parameter's path
@@ -67,15 +68,19 @@ class CudaProgram:
         self._draws: dict[tuple, torch.Tensor] = {}
         self._step = torch.zeros((), dtype=torch.int32, device=self.place)
         self._alive = torch.zeros((), dtype=torch.bool, device=self.place)
-        flat = flat_update(staged, self.config.accumulate * self.team.ranks, self.team.ranks if self.shard else 1)
-        divided = {f"{role}/{name}" for group in flat.groups if self.shard for role in group.roles if role.startswith("opt/") for name in group.names}
+        flat = self._flat()
+        divided = self._divided_names(flat)
         check_state(self.schema(), budget, divided, self.team.ranks)
         self.float = "f64" if self.precision == "f64" else "f32"
         self._bounded = bounded_fields(self.staged.micro(False))
         self._shadowed = {str(self.traced.params[n].node.attrs["path"]) for group in flat.groups for n in group.names} if self.precision == "bf16" else set()
         self._compiled: dict[Any, tuple[Compiled, Compiled]] = {}
+        self._weights = {e.name: e.weights for e in self.config.evals}
         first = self._micro(False) if self.team.ranks > 1 else None
         if first is not None:
+            if self.shard and self._shadowed:
+                flat = self._flat(self._wide(first))
+                divided = self._divided_names(flat)
             flat.arrange(lambda name: first.final(f"gradient/{name}"))
         with memory_errors(), torch.device(self.place):
             self._arena = Arena(flat, self.schema(), self.team.rank if self.shard else 0)
@@ -92,7 +97,6 @@ class CudaProgram:
         self._sums: dict[str, torch.Tensor] = {}  # of gradients over micro-batches
         self._turn = 0
         self._flight: dict[int, InFlight] = {}
-        self._weights = {e.name: e.weights for e in self.config.evals}
         self._evals: dict[tuple[str, Any], Any] = {}
         self._steps: dict[Any, tuple[Replay, Report]] = {}
         self._make_shadows()
@@ -130,6 +134,7 @@ class CudaProgram:
         self._shadows: dict[str, torch.Tensor] = {}
         self._in_vectors: dict[str, torch.Tensor] = {}
         self._sources: dict[str, str] = {}  # shadow vector -> the vector it follows
+        self._copied = {n for group in self._arena.flat.groups if group.kind == COPIED for n in group.names}
         if self.precision != "bf16":
             return
         for group in self._arena.flat.groups:
@@ -142,8 +147,34 @@ class CudaProgram:
                 self._in_vectors[path] = vector[start : start + math.prod(shape)].view(shape)
 
     def _refresh_shadows(self) -> None:
+        """Those of whole vectors; of divided ones `_put` and the update write them."""
         for name, vector in self._shadows.items():
-            vector.copy_(self._arena.vectors[self._sources[name]])
+            if self._sources[name] not in self._arena.divided:
+                vector.copy_(self._arena.vectors[self._sources[name]])
+
+    def _flat(self, wide: Collection[str] | None = None) -> Flat:
+        """The update over vectors. wide: paths of parameters that the graphs read in f32, too; all others are COPIED."""
+        params = self.traced.params
+
+        def kind(name: str) -> str:
+            return COPIED if wide is not None and str(params[name].node.attrs["path"]) not in wide else ""
+
+        return flat_update(self.staged, self._micro_batches, self.team.ranks if self.shard else 1, kind)
+
+    def _divided_names(self, flat: Flat) -> set[str]:
+        """States of which a rank has its share alone."""
+        return {f"{role}/{name}" for group in flat.groups if self.shard for role in group.roles if divides(group, role) for name in group.names}
+
+    def _wide(self, first: Compiled) -> set[str]:
+        """Paths of parameters that a graph of the run reads otherwise than as bf16: every graph is looked at, as it is compiled."""
+        found = _parameters(first)
+        if self.apart:
+            found |= _parameters(self._micro(True))
+        for e in self.config.evals:
+            size = e.data.capacity if e.data.source.structures else float(e.data.batch)
+            _, plain = self.staged.evaluation(e.name, size)
+            found |= _parameters(self._eval_graph(e.name, plain)) - ({str(self.traced.params[n].node.attrs["path"]) for n in self.traced.averages} if e.weights == "ema" else set())
+        return found
 
     # --- graphs ---
 
@@ -159,6 +190,13 @@ class CudaProgram:
     def _offset(self, part: int) -> int:
         """The place in the whole batch of a micro-batch's first sample."""
         return (self.team.rank * self.config.accumulate + part) * self.traced.samples
+
+    def _put(self, name: str, value: torch.Tensor) -> None:
+        """A state takes a whole tensor."""
+        self._arena.put(name, value)
+        kind, _, plain = name.partition("/")
+        if kind == "param" and plain in self._copied:
+            self._in_vectors[str(self.traced.params[plain].node.attrs["path"])].copy_(value)
 
     def _update_results(self) -> tuple[dict[str, Node], dict[str, Node | None]]:
         """The update, each write of which the sticky flag gates; result -> the leaf it replaces."""
@@ -185,7 +223,9 @@ class CudaProgram:
             old = build("state", path=str(spec.node.attrs["path"]), shape=spec.shape, dtype=self.schema()[f"state/{name}"][0])
             new = build("input", name=f"new state {name}", dtype=old.type.dtype, shape=old.type.shape, batch=False)
             results[f"state/{name}"], into[f"state/{name}"] = build("where", ok, new, old), old
-        for name, source in self._sources.items() if not self.shard else ():
+        for name, source in self._sources.items():
+            if self.shard and source not in self._arena.divided:  # copied when the shares are together again
+                continue
             results[name], into[name] = build("cast", results[source], dtype="bf16"), None
         if self._divided:  # else the forward pass leaves it where it is told from
             results["loss"], into["loss"] = loss, None
@@ -203,6 +243,8 @@ class CudaProgram:
         if node.op == "state" and node.attrs["path"] == ALIVE:
             return self._alive
         kind, name = source_of(node)
+        if kind == "param" and name in self._in_vectors and (kind, name) not in self._known:  # by a reader that knows no copies
+            return self._in_vectors[name].to(self.dtype)
         if name.startswith(HOME):
             return self._arena.place(name.removeprefix(HOME))
         if name.startswith(SHADOW):
@@ -327,7 +369,7 @@ class CudaProgram:
         leaves = {n: self._leaf(n, inputs) for n in update.leaves}
         works.append(Bound(update, leaves, homes, arena, self._draw(0), self.config.deterministic).launch)
         if exchange is not None and self.shard:
-            works += [exchange.gather, self._refresh_shadows]
+            works += [partial(exchange.gather, [v for n, v in self._shadows.items() if self._sources[n] in self._arena.divided]), self._refresh_shadows]
         return works
 
     def _part(self, batch: Mapping[str, torch.Tensor], part: int) -> dict[str, torch.Tensor]:
@@ -340,7 +382,7 @@ class CudaProgram:
         if name in (ALIVE, COUNT):
             return self._alive if name == ALIVE else self._step
         if name.startswith(SHADOW):
-            return self._shadows[name]
+            return self._arena.own(self._sources[name], self._shadows[name])
         if name.startswith(SCALAR):
             return torch.zeros((), dtype=self.dtype, device=self.place)
         if name.startswith(("param/", "opt/", "ema/")):
@@ -396,7 +438,7 @@ class CudaProgram:
         missing = {n: torch.zeros(shape, dtype=TORCH[dtype]) for n, (dtype, shape) in self.schema().items() if n not in self.values}
         state.initialise(self.traced, self.config.seed, self.values | missing)
         for name, tensor in missing.items():
-            self._arena.put(name, tensor)
+            self._put(name, tensor)
         self._restart(0)
 
     def _restart(self, step: int) -> None:
@@ -418,7 +460,7 @@ class CudaProgram:
 
     def load(self, saved: Mapping[str, Any], step: int) -> None:
         for name in self.schema():
-            self._arena.put(name, saved[name])
+            self._put(name, saved[name])
         self._restart(step)
 
     def share(self, saved: Mapping[str, Any] | None, step: int) -> None:
@@ -426,7 +468,7 @@ class CudaProgram:
         for name, (dtype, shape) in sorted(self.schema().items()):
             tensor = torch.empty(shape, dtype=TORCH[dtype], device=self.place) if saved is None else saved[name].to(self.place, copy=True)
             self.team.copy_([tensor])
-            self._arena.put(name, tensor)
+            self._put(name, tensor)
         self._restart(step)
 
     def _take(self, batches: Sequence[Mapping[str, Any]], turn: int, capacity: Any) -> None:
@@ -551,10 +593,9 @@ class CudaProgram:
 
     def _build_eval(self, name: str, size: Any, batch: Mapping[str, Any]) -> tuple[Any, ...]:
         entries, plain = self.staged.evaluation(name, size)
-        results = {n: _as_float(node, self.float) for n, node in guard_indices(plain, (), self.traced.origins).items()}
         fields = {f: self._host(array).to(self.place, copy=True) for f, array in batch.items()}
-        report = Report(self.place, self.dtype, max(16, len(results)))
-        compiled = Compiled(results, dict.fromkeys(results), self.target, self.traced.origins)
+        compiled = self._eval_graph(name, plain)
+        report = Report(self.place, self.dtype, max(16, len(compiled.results)))
         known = dict(self._known)
         if self._weights[name] == "ema":
             for path in self.traced.averages:
@@ -562,16 +603,31 @@ class CudaProgram:
 
         def value(leaf: Node) -> torch.Tensor:
             kind, source = source_of(leaf)
+            if source.startswith(SHADOW):
+                return self._in_vectors[source.removeprefix(SHADOW)]
+            if kind == "param" and (kind, source) not in known:  # by a reader that knows no copies
+                return self._in_vectors[source].to(self.dtype)
             return self._step if leaf.op == "step" else fields[source] if kind == "input" else known[kind, source]
 
         leaves = {leaf: value(leaf) for leaf in compiled.leaves}
-        bound = Bound(compiled, leaves, {n: report.place(n) for n in results}, self._activation(compiled.plan.size), self._draw(0), self.config.deterministic)
+        bound = Bound(compiled, leaves, {n: report.place(n) for n in compiled.results}, self._activation(compiled.plan.size), self._draw(0), self.config.deterministic)
         replay = Replay(bound.launch, self.place, self._pool)
         return replay, report, fields, [e.name for e in entries if e.count is None], plain, value
+
+    def _eval_graph(self, name: str, plain: Mapping[str, Node]) -> Compiled:
+        """Of an evaluation; it reads bf16 copies where parameters are divided, as a step does, and averages as they are."""
+        results = {n: _as_float(node, self.float) for n, node in guard_indices(plain, (), self.traced.origins).items()}
+        copies = self._shadow if self.shard and self._weights[name] != "ema" else None
+        return Compiled(results, dict.fromkeys(results), self.target, self.traced.origins, copies)
 
     def close(self) -> None:
         self._steps.clear()
         self._evals.clear()
+
+
+def _parameters(compiled: Compiled) -> set[str]:
+    """Paths of parameters that are read as they are, and not as their bf16 copies."""
+    return {path for leaf in compiled.leaves if leaf.op == "param" and not (path := str(leaf.attrs["path"])).startswith(SHADOW)}
 
 
 def _norm(out: torch.Tensor, squares: Sequence[torch.Tensor], count: torch.Tensor) -> None:

@@ -26,12 +26,12 @@ PROGRAMS = 264  # two a processor of an H200: as many parts as it takes to reach
 FINISH = 256
 
 
-def _power(n: int, most: int) -> int:
+def power(n: int, most: int) -> int:
     """The least tile, 16 or more, that holds n; at most `most`."""
     return max(16, min(most, 1 << max(0, n - 1).bit_length()))
 
 
-def _cut(total: int, by: int) -> int:
+def cut(total: int, by: int) -> int:
     return -(-total // by)
 
 
@@ -48,7 +48,7 @@ def _map_kernel(inputs: tuple[tuple[int, int, int, int], ...], row: int, out_row
                 back: bool, precision: str) -> tuple[Any, int, int, tuple[int, ...]]:
     """(function, BN, column tiles, components of each block). inputs: of each rank (first column, inputs, first column of the result,
     columns); missing: (first, count) of columns that are 0. `row`, `out_row`: lengths of rows."""
-    bn = max(_power(n, 64) for _, _, _, n in inputs)
+    bn = max(power(n, 64) for _, _, _, n in inputs)
     text = [
         "@triton.jit",
         f"def rank_map(x, out, {', '.join(f'w{i}' for i in range(len(inputs)))}, rows):",
@@ -81,7 +81,7 @@ def _map_kernel(inputs: tuple[tuple[int, int, int, int], ...], row: int, out_row
             f"        tl.store(out + m.to(tl.int64) * {out_row} + {start} + n, tl.zeros(({ROWS}, {bn}), tl.float32), mask=(m < rows) & (n < {count}))",
             f"    tile -= tl.cdiv(rows, {ROWS})",
         ]
-    tiles = max([_cut(n, bn) for _, _, _, n in inputs] + [_cut(count, bn) for _, count in missing])
+    tiles = max([cut(n, bn) for _, _, _, n in inputs] + [cut(count, bn) for _, count in missing])
     return modules.load("\n".join(text) + "\n", "rank_map"), bn, tiles, tuple(components)
 
 
@@ -107,7 +107,7 @@ def _map_of(node: Node) -> tuple[tuple[tuple[int, int, int, int], ...], tuple[tu
 def rank_map(node: Node, x: torch.Tensor, *rest: torch.Tensor) -> None:
     """Weights, then where the result goes."""
     *weights, out = rest
-    if not _takes(node, out):
+    if not takes(node, out):
         out.copy_(table()[node.op].reference(torch, node, [x, *weights]))
         return
     rows = node.type.shape[0]
@@ -117,7 +117,7 @@ def rank_map(node: Node, x: torch.Tensor, *rest: torch.Tensor) -> None:
     back = node.attrs["back"]
     function, _, tiles, components = _map_kernel(blocks, prod(node.inputs[0].type.shape[1:]), prod(node.type.shape[1:]), missing,
                                                  node.attrs["scales"], back, precise())
-    programs = sum(_cut(rows * m, ROWS) for m in components) + len(missing) * _cut(rows, ROWS)
+    programs = sum(cut(rows * m, ROWS) for m in components) + len(missing) * cut(rows, ROWS)
     function[(programs, tiles)](x.contiguous(), out, *(w.contiguous() for w in weights[: len(blocks)]), rows, num_warps=4)
 
 
@@ -128,15 +128,15 @@ def rank_map(node: Node, x: torch.Tensor, *rest: torch.Tensor) -> None:
 def _weights_kernels(blocks: tuple[tuple[int, int, int, float], ...], outputs: int, count: int, row: int, ct_row: int, splits: int,
                      precision: str) -> tuple[Any, Any, int, int]:
     """(parts, their sum, programs of each); blocks as in the op; `count` pairs; the parts are [splits elements]."""
-    bo = _power(outputs, 64)
-    tiles_o = _cut(outputs, bo)
+    bo = power(outputs, 64)
+    tiles_o = cut(outputs, bo)
     operands = ", ".join(f"x{p}, c{p}" for p in range(count))
     text = ["@triton.jit", f"def rank_parts(out, {operands}, rows):", "    tile = tl.program_id(0)", "    part = tl.program_id(1)"]
     total = sum(inputs * outputs for _, _, inputs, _ in blocks)
     offset = programs = 0
     for rank, start, inputs, _ in blocks:
-        m, bq = 2 * rank + 1, _power(inputs, 64)
-        tiles = _cut(inputs, bq) * tiles_o
+        m, bq = 2 * rank + 1, power(inputs, 64)
+        tiles = cut(inputs, bq) * tiles_o
         text += [
             f"    if (tile >= 0) & (tile < {tiles}):",
             f"        q = (tile // {tiles_o}) * {bq} + tl.arange(0, {bq})[:, None]",
@@ -163,40 +163,59 @@ def _weights_kernels(blocks: tuple[tuple[int, int, int, float], ...], outputs: i
         offset += inputs * outputs
         programs += tiles
     parts = modules.load("\n".join(text) + "\n", "rank_parts")
-    text = ["@triton.jit", f"def rank_sums(parts, {', '.join(f'o{i}' for i in range(len(blocks)))}):", "    tile = tl.program_id(0)"]
-    offset = blocks_of_sums = 0
-    for i, (_, _, inputs, scale) in enumerate(blocks):
-        size = inputs * outputs
+    sizes = tuple(inputs * outputs for _, _, inputs, _ in blocks)
+    last, blocks_of_sums = sums_kernel(sizes, tuple(scale for _, _, _, scale in blocks), splits)
+    return parts, last, programs, blocks_of_sums
+
+
+@cache
+def sums_kernel(sizes: tuple[int, ...], scales: tuple[float, ...], splits: int) -> tuple[Any, int]:
+    """(function, programs): partial sums [splits elements] added in order, times a number, and written to one tensor for each of the sizes."""
+    whole = sum(sizes)
+    text = ["@triton.jit", f"def sums(parts, {', '.join(f'o{i}' for i in range(len(sizes)))}):", "    tile = tl.program_id(0)"]
+    offset = programs = 0
+    for i, (size, scale) in enumerate(zip(sizes, scales, strict=True)):
         text += [
-            f"    if (tile >= 0) & (tile < {_cut(size, FINISH)}):",
+            f"    if (tile >= 0) & (tile < {cut(size, FINISH)}):",
             f"        e = tile * {FINISH} + tl.arange(0, {FINISH})",
             f"        total = tl.zeros(({FINISH},), tl.float32)",
             f"        for part in range(0, {splits}):",
-            f"            total += tl.load(parts + part * {total} + {offset} + e, mask=e < {size}, other=0.0)",
+            f"            total += tl.load(parts + part * {whole} + {offset} + e, mask=e < {size}, other=0.0)",
             f"        tl.store(o{i} + e, total * {scale!r}, mask=e < {size})",
-            f"    tile -= {_cut(size, FINISH)}",
+            f"    tile -= {cut(size, FINISH)}",
         ]
         offset += size
-        blocks_of_sums += _cut(size, FINISH)
-    return parts, modules.load("\n".join(text) + "\n", "rank_sums"), programs, blocks_of_sums
+        programs += cut(size, FINISH)
+    return modules.load("\n".join(text) + "\n", "sums"), programs
 
 
-def rank_weights(node: Node, operands: Sequence[torch.Tensor], outs: Mapping[int, torch.Tensor]) -> None:
+def _splits(node: Node) -> int:
+    """Parts of the rows that programs add apart."""
+    blocks, first = node.attrs["blocks"], node.inputs[1]
+    outputs, rows = first.type.shape[2], first.type.shape[0]
+    tiles = sum(cut(inputs, power(inputs, 64)) * cut(outputs, power(outputs, 64)) for _, _, inputs, _ in blocks)
+    return max(1, min(cut(PROGRAMS, tiles), cut(rows, STEP)))
+
+
+def weights_scratch(node: Node) -> int:
+    """Bytes of its partial sums."""
+    return 4 * _splits(node) * sum(inputs * node.inputs[1].type.shape[2] for _, _, inputs, _ in node.attrs["blocks"])
+
+
+def rank_weights(node: Node, operands: Sequence[torch.Tensor], outs: Mapping[int, torch.Tensor], scratch: torch.Tensor) -> None:
     """The gradients `outs` by number, all that the blocks of the node have."""
     blocks, first = node.attrs["blocks"], node.inputs[1]
-    if not all(_takes(node, out) for out in outs.values()) or len(outs) != len(blocks):
+    if not all(takes(node, out) for out in outs.values()) or len(outs) != len(blocks):
         for of, out in outs.items():
             single = node if node.attrs["of"] == of else _other(node, of)
             out.copy_(table()[node.op].reference(torch, single, list(operands)))
         return
-    outputs, rows = first.type.shape[2], first.type.shape[0]
-    tiles = sum(_cut(inputs, _power(inputs, 64)) * _cut(outputs, _power(outputs, 64)) for _, _, inputs, _ in blocks)
-    splits = max(1, min(_cut(PROGRAMS, tiles), _cut(rows, STEP)))
+    outputs, rows, splits = first.type.shape[2], first.type.shape[0], _splits(node)
     parts, sums, programs, last = _weights_kernels(blocks, outputs, len(pairs(node)), prod(node.inputs[0].type.shape[1:]), prod(first.type.shape[1:]),
                                                    splits, precise())
-    scratch = torch.empty((splits, sum(inputs * outputs for _, _, inputs, _ in blocks)), dtype=torch.float32, device=operands[0].device)
-    parts[(programs, splits)](scratch, *(x.contiguous() for x in operands), rows, num_warps=4)
-    sums[(last,)](scratch, *(outs[i] for i in range(len(blocks))), num_warps=4)
+    room = scratch.view(torch.float32)
+    parts[(programs, splits)](room, *(x.contiguous() for x in operands), rows, num_warps=4)
+    sums[(last,)](room, *(outs[i] for i in range(len(blocks))), num_warps=4)
 
 
 def _other(node: Node, of: int) -> Node:
@@ -204,6 +223,6 @@ def _other(node: Node, of: int) -> Node:
     return build(node.op, *node.inputs, blocks=node.attrs["blocks"], of=of)
 
 
-def _takes(node: Node, out: torch.Tensor) -> bool:
+def takes(node: Node, out: torch.Tensor) -> bool:
     """Whether a kernel makes it: f32, on a GPU or under Triton's interpreter."""
     return node.type.dtype == "f32" and out.is_contiguous() and (out.device.type == "cuda" or interpreted())

@@ -14,6 +14,7 @@ from sexpgpu.backends.cuda.emit import kernel_name
 from sexpgpu.backends.cuda.executable import Compiled
 from sexpgpu.backends.cuda.memory import size
 from sexpgpu.backends.cuda.program import CudaProgram
+from sexpgpu.backends.ranks import Assumed
 from sexpgpu.diagnostics import printable
 from sexpgpu.ir import Node, Origins
 from sexpgpu.ops import table
@@ -39,9 +40,9 @@ class Row:
     kept: tuple[str, ...]
 
 
-def lowered(staged: Any) -> CudaProgram:
-    """The program without a device: everything but its tensors' memory."""
-    return CudaProgram(staged, 1, device="meta")
+def lowered(staged: Any, ranks: int = 1) -> CudaProgram:
+    """The program without a device: everything but its tensors' memory; of several ranks the first one's."""
+    return CudaProgram(staged, 1, device="meta", team=Assumed(ranks) if ranks > 1 else None)
 
 
 def rows(compiled: Compiled, origins: Origins) -> list[Row]:
@@ -141,9 +142,19 @@ def program_lines(program: CudaProgram) -> list[str]:
         found = rows(compiled, program.traced.origins)
         kernels = {e.source for e in compiled.emitted.values()}
         libraries = sum(r.kind == "library" for r in found)
-        out += [f"{name}: {len(found)} launches, {len(kernels)} kernels to compile, {libraries} library calls, {size(sum(r.bytes for r in found))} moved", *table_lines(found)]
+        out += [f"{name}: {len(found)} launches, {len(kernels)} kernels to compile, {libraries} library calls, {size(sum(r.bytes for r in found))} moved"]
+        head, *lines = table_lines(found)
+        out.append(head)
+        for line, row in zip(lines, found, strict=True):
+            out += [line, *(f"        {printable(text)}" for text in row.kept)]
         out += product_lines(compiled, program.traced.origins)
     return out + program.plan.lines() + choice.lines()
+
+
+def documents(program: CudaProgram) -> list[dict[str, Any]]:
+    """The launches for `--json`: by graph, each row's fields."""
+    return [{"graph": name, "launches": [vars(row) | {"kept": list(row.kept)} for row in rows(compiled, program.traced.origins)]}
+            for name, compiled in graphs(program)]  # fmt: skip
 
 
 def product_lines(compiled: Compiled, origins: Origins) -> list[str]:
@@ -183,7 +194,25 @@ def plan_text(program: CudaProgram) -> str:
             what = f"{node.op} {node.type}" if isinstance(key, Node) else f"partial sums of {node.op} {node.type}"
             paths = program.traced.origins.of(node).paths
             out.append(f"  {start:>14,} … {start + life.size:>14,}  launches {life.first} … {life.last}  {what}{'  ' + printable(paths[0]) if paths else ''}")
-    return "\n".join(out)
+    return "\n".join(out + exchange_lines(program))
+
+
+def exchange_lines(program: CudaProgram) -> list[str]:
+    """Of several ranks: the sums of gradients, and the launch after which each begins; what is later than the last launch is summed or
+    copied at the end."""
+    if program.exchange is None:
+        return []
+    forward, _ = program._graphs(False)
+    last, found = len(forward.schedule.launches) - 1, program.exchange.buckets
+    lines = [program.exchange.arena.lines[b.line] for b in found]
+    total = sum((b.stop - b.start) * line.vector.element_size() for b, line in zip(found, lines, strict=True))
+    out = [f"sums over {program.team.ranks} ranks: {len(found)} of gradients, {size(total)}"]
+    for bucket, line in zip(found, lines, strict=True):
+        when = f"after launch {bucket.ready} of 0 … {last}" if bucket.ready <= last else "at the end"
+        where = "" if bucket.owner is None else f", to rank {bucket.owner}"
+        names = ", ".join(bucket.names[:3]) + (f" and {len(bucket.names) - 3} more" if len(bucket.names) > 3 else "")
+        out.append(f"  {size((bucket.stop - bucket.start) * line.vector.element_size()):>12}  {when}{where}  {printable(names)}")
+    return out
 
 
 def triton_text(program: CudaProgram) -> str:

@@ -95,6 +95,8 @@ def computed(step: Step) -> list[Node]:
         known |= {node, *node.inputs}
         if word == "mean":
             known |= {i for n in (node, *node.inputs) for i in n.inputs if i.op == "normalize"}
+    if len(step.outputs) == 1 and isinstance(step.outputs[0], Node) and step.outputs[0].op in _FREE:
+        return [step.outputs[0]]  # of whatever it is a view
     drawn = step.needs[:1] == ("mask",)  # its factor is a constant
     found: dict[Node, None] = {}
     stack = [(o, False) for o in reversed(step.outputs) if isinstance(o, Node)]
@@ -103,7 +105,7 @@ def computed(step: Step) -> list[Node]:
         if done:
             if ops[node.op].lowering.kind != "view" or node in step.outputs:
                 found.setdefault(node)
-        elif node not in found and (node not in known or node in step.outputs) and (node.inputs or node in step.outputs):
+        elif node not in found and (node not in known or node in step.outputs) and (node.inputs or node in step.outputs or drawn and node is step.needs[2]):
             stack.append((node, True))
             stack += [(i, False) for i in reversed(node.inputs)] if step.inputs or drawn else []
     return list(found)

@@ -14,7 +14,7 @@ from sexpgpu.diagnostics import Diagnostic, note_warning
 from sexpgpu.run.data import open_source
 from sexpgpu.run.ranks.team import Team
 
-SIZES = (1 << 16, 1 << 20, 1 << 24)  # bytes of the sums that are timed
+SIZES = {"cpu": (1 << 16, 1 << 20, 1 << 24), "cuda": (1 << 16, 1 << 20, 1 << 24, 25 << 20, 1 << 28)}  # bytes of the sums that are timed
 SECONDS = 1.0  # at most, a size
 APART = 2.0  # seconds between clocks that are a finding
 
@@ -39,14 +39,14 @@ class Probe:
 
 
 def probe(team: Team, device: str = "cpu") -> Probe:
-    """Measures; every rank calls it, and each gets the same."""
+    """Measures on `cpu` or `cuda`; every rank calls it, and each gets the same."""
     collectives, place = team.collectives, team.place
     one = torch.zeros(1, device=device)
     for _ in range(3):
         collectives.sum_(one)
     latency = statistics.median(_timed(team, one) for _ in range(50))
     bandwidth = {}
-    for size in SIZES:
+    for size in SIZES[device]:
         tensor = torch.zeros(size // 4, device=device)
         first = _timed(team, tensor)
         many = 1 + int(collectives.sum_floats([SECONDS / first if place.rank == 0 else 0.0])[0])

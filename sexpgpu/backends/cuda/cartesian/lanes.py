@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from fractions import Fraction
 from functools import cache
 from itertools import zip_longest
+from math import isqrt
 from typing import NamedTuple
 
 from sexpgpu.backends.cuda.cartesian.product import Output, Product
@@ -98,6 +99,8 @@ class _Writer:
             self._on_edge(n, path, e)
             if e == self.edges[-1] and path.second not in [p.second for _, p, _ in units[at + 1 :]]:
                 self._rows_of_sums(path.second)
+        for rank in set(range(self.p.form.second + 1)) - {path.second for _, path in self.paths}:
+            self._no_sums(rank)
         self._close()
         return Kernel(self._text(), self.used, tuple(range(len(self.p.outputs))))
 
@@ -276,8 +279,9 @@ class _Writer:
         return AT_NODE[self.mode] == o.target
 
     def _touched(self, o: Output) -> list[int]:
-        if o.target in ("a", "b"):
-            return list(range(self.p.components(o.target)))
+        if o.target == "a":
+            every = len(self.paths) == len(self.p.form.paths)
+            return [i for i in range(self.p.components("a")) if every or isqrt(i) in {path.first for _, path in self.paths}]
         return sorted({self.p.place(n, k) for n, path in self.paths for k in range(2 * path.result + 1)})
 
     def _sum_names(self, number: int, component: int) -> list[list[str]]:
@@ -351,6 +355,15 @@ class _Writer:
         for number, o in enumerate(self.p.outputs):
             for e in self.edges if o.target == "b" else ():
                 self._row_of_sums(number, e, rank)
+
+    def _no_sums(self, rank: int) -> None:
+        """Gradients of a rank of attributes that no path reads."""
+        for number, o in enumerate(self.p.outputs):
+            if o.target == "b":
+                for i in range(rank**2, (rank + 1) ** 2):
+                    for name in {n for row in self._sum_names(number, i) for n in row}:
+                        self.put(f"{name} = tl.zeros(({32 * self.shape.warps},), tl.float32)")
+        self._rows_of_sums(rank)
 
     def _row_of_sums(self, number: int, e: int, rank: int) -> None:
         """The sums over channels of a rank of an edge's attributes: lanes exchange halves until each has a part of it summed."""

@@ -123,7 +123,7 @@ class _Outputs:
 
     def __init__(self, runner: Runner, product: Product, operands: Sequence[Operand], edges: Edges | None, rows: int):
         self.runner, self.product, self.rows = runner, product, rows
-        self.operands = [x if isinstance(x, tuple) else (x.contiguous(),) for x in operands]
+        self.operands = [x if isinstance(x, tuple) else (_aligned(x.contiguous()),) for x in operands]
         self.edges = edges
         self.device = self.operands[0][0].device
         self.wide = torch.float64 if product.dtype == "f64" else torch.float32
@@ -174,12 +174,12 @@ class _Outputs:
         """Where a launch writes an output: a new tensor, or that of an earlier launch that wrote other components."""
         product, mode = self.product, launch.mode
         target = product.outputs[number].target
-        parted = target in ("a", "b")  # every launch reaches all components: one tensor each
+        parted = target == "b" or (target == "a" and not launch.firsts)  # every launch reaches all components: one tensor each
         if number in self.raw and not parted:
             return self.raw[number][0]
         narrow = blocks if target == product.narrow else 1
         if target == {"receiver": "result", "sender": "a"}.get(mode):
-            parts, rows, zero = slots * narrow, self.rows, False
+            parts, rows, zero = slots * narrow, self.rows, target == "a" and bool(launch.firsts)
         elif target == "weights" and product.shared:
             parts, rows, zero = 1, slots * programs, False
         elif mode == "edge" and target in ("a", "result"):
@@ -190,7 +190,7 @@ class _Outputs:
         if target == "a" and mode == "receiver":
             self.scratch.add(number)
             summed = True
-        several = parted and launch.ranks != tuple(range(product.form.top + 1))
+        several = parted and (bool(launch.firsts) or launch.ranks != tuple(range(product.form.top + 1)))
         made = self._new(number, parts, rows, zero, not summed and not several)
         self.raw.setdefault(number, []).append(made)
         return made
@@ -218,6 +218,11 @@ class _Outputs:
             grid = (self.rows, -(-rows.shape[1] // WIDE))
             segment[grid](rows, starts, order, out, rows.shape[1], WIDE, types.float64 if rows.dtype == torch.float64 else types.float32, False, num_warps=4)
         return out
+
+
+def _aligned(x: torch.Tensor) -> torch.Tensor:
+    """The tensor where two channels may be read as one word: a view may begin anywhere."""
+    return x if x.data_ptr() % 16 == 0 else x.clone()
 
 
 @cache

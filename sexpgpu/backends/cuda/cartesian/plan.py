@@ -15,6 +15,7 @@ from sexpgpu.backends.cuda.cartesian.product import Output, Product
 from sexpgpu.ops.cartesian.product import Form
 
 PAIRS = 40  # sums of the result, for two channels each, that leave room for the rest of a thread's values
+WALKED, FACTORED = 32, 20  # the same of features held and their gradient's sums; and beside fragments of hidden rows
 REGISTERS = 125  # values that may live through a loop, a thread, before ptxas spills (f64: half); docs/decisions/0042
 HELD = 40  # components of cotangents that a walk by receivers holds without want of registers
 
@@ -97,7 +98,8 @@ def plan(product: Product, config: Config, walk: str | None = None) -> list[Laun
     for part in parts:
         mode = walk or _walk(product, [product.outputs[n] for n in part], sum(costs))
         if mode == "sender":
-            found.append(Launch("sender", tuple(part), every))
+            parts_of = by_sums(product, [product.outputs[n] for n in part]) if suits(product) else [()]
+            found += [Launch("sender", tuple(part), every, firsts) for firsts in parts_of]
             continue
         held = len({use[-1] for n in part for use in product.outputs[n].uses})
         live = [c * held for c in costs]
@@ -110,8 +112,18 @@ def by_features(form: Form, ranks: tuple[int, ...], budget: int) -> list[tuple[i
     """Ranks of features in groups, whose paths into these ranks make up to `budget` components. A launch then reads each component of an
     atom's features once, where a division by ranks of the result would read most of them again."""
     costs = [sum(2 * p.result + 1 for p in form.paths if p.first == rank and p.result in ranks) for rank in range(form.first + 1)]
-    found = [tuple(r for r in group if costs[r]) for group in groups(costs, budget, False)]
-    found = [group for group in found if group]
+    return _several(groups(costs, budget, False))
+
+
+def by_sums(product: Product, outputs: list[Output]) -> list[tuple[int, ...]]:
+    """Ranks of features in groups, as many as a walk by senders has registers for: features that it holds, and sums of their gradient.
+    Every cotangent belongs to one group; what an edge has besides is read by each."""
+    held = len({number for o in outputs for use in o.uses for number in use if product.slots[number] == "a"}) + sum(o.target == "a" for o in outputs)
+    room = (FACTORED if any(product.inner) else WALKED) // max(1, held)
+    return _several(groups([2 * rank + 1 for rank in range(product.form.first + 1)], room, False))
+
+
+def _several(found: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
     return [()] if len(found) == 1 else found
 
 

@@ -82,19 +82,19 @@ class Product:
         return found
 
 
-def passes(form: Form, shared: bool, edges: bool, dtype: str) -> dict[str, Product]:
+def passes(form: Form, shared: bool, edges: bool, dtype: str, inner: int = 0) -> dict[str, Product]:
     """A product and all its first and second derivatives: `forward` of operands (a, b, weights), `backward` with the cotangent as
-    the fourth, `second` with tangents of a, b and weights after it."""
+    the fourth, `second` with tangents of a, b and weights after it. With `inner`, weights and their tangents are given as factors."""
     first = ("a", "b", "weights", "result")
     by_slot = Output("a", ((1, 2, 3),)), Output("b", ((0, 2, 3),)), Output("weights", ((0, 1, 3),))
     second = (
         Output("result", ((4, 1, 2), (0, 5, 2), (0, 1, 6))), Output("a", ((5, 2, 3), (1, 6, 3))),
         Output("b", ((4, 2, 3), (0, 6, 3))), Output("weights", ((4, 1, 3), (0, 5, 3))),
     )
+    made = {"forward": (first[:3], (Output("result", ((0, 1, 2),)),)), "backward": (first, by_slot), "second": ((*first, "a", "b", "weights"), second)}
     return {
-        "forward": Product(form, first[:3], (Output("result", ((0, 1, 2),)),), shared, edges, dtype),
-        "backward": Product(form, first, by_slot, shared, edges, dtype),
-        "second": Product(form, (*first, "a", "b", "weights"), second, shared, edges, dtype),
+        name: Product(form, slots, outputs, shared, edges, dtype, tuple(inner if s == "weights" else 0 for s in slots) if inner else ())
+        for name, (slots, outputs) in made.items()
     }
 
 

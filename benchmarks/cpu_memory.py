@@ -6,7 +6,7 @@ is exact, in their order. A case is measured from before its program is made to 
 parameters, gradients and optimizer state are in it as well as what a step holds. Masks of dropout, which a thread draws while a step runs,
 are drawn at once here: the most that there can be. The batch is not in it: its fields are NumPy's memory.
 
-    python benchmarks/memory_plan.py [--case NAME …] [--threads 1]
+    python benchmarks/cpu_memory.py [--case NAME …] [--threads 1]
 """
 
 from __future__ import annotations

@@ -1,0 +1,76 @@
+"""What is computed again in the backward pass: choices, and steps under Triton's interpreter beside steps that keep everything."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+
+from support_cuda import interpreted
+
+from sexpgpu.backends.cuda.report import graphs, lowered
+from sexpgpu.compiler import Selection, choose_run, load, stages
+from sexpgpu.passes.schedule.fuse import Call
+from sexpgpu.passes.schedule.recompute import SHARE, lives_of, recompute, seconds_of
+
+ROOT = Path(__file__).resolve().parents[2]
+GIB = 2**30
+
+
+@pytest.mark.parametrize("case", ["again-gpt2", "again-gpt2-bf16", "gelu-gpt2-bf16", "remat-gpt2-bf16", "remat-char-lm"])
+def test_steps_are_the_same_with_less_memory(case: str) -> None:
+    failures, count = interpreted("recompute_in_triton.py", case)
+    assert not failures, "\n".join(failures)
+    assert count == 3
+
+
+def planned(*sets: str, more: str = "") -> object:
+    """The program of examples/gpt2.lisp without a device."""
+    loaded = load(str(ROOT / "examples/gpt2.lisp"), Selection(sets=sets))
+    run = choose_run(loaded.experiment, None)
+    if more:
+        from dataclasses import replace
+
+        run = replace(run, remat=True)
+    return lowered(stages(loaded, run, "cuda"))
+
+
+def test_memory_of_gpt2() -> None:
+    """At most 0.65 of what torch.compile takes (28.5 GiB at batch 64), within the time that may be spent on it."""
+    program = planned("batch=64")
+    forward = graphs(program)[0][1]
+    found = forward.recomputed
+    assert program.plan.total <= 0.65 * 28.5 * GIB
+    assert found.choices and sum(c.seconds for c in found.choices) <= SHARE * seconds_of(forward.schedule)
+    assert all(c.saved > 0 for c in found.choices)
+    again = planned("batch=64", more="remat")
+    assert again.plan.total < 0.6 * program.plan.total
+
+
+def test_a_small_step_computes_nothing_again() -> None:
+    program = planned("layers=2", "heads=2", "d-model=32", "context=32", "vocabulary=512", "batch=4")
+    forward = graphs(program)[0][1]
+    assert not forward.recomputed.choices
+    plain = recompute(forward.results, forward.into)
+    assert plain.results == forward.results and len(plain.schedule.launches) == len(forward.schedule.launches)
+
+
+def test_what_is_made_again_waits_for_the_backward_pass() -> None:
+    """No launch of a second computation comes before the last early reader of the value, and every value is there when it is read."""
+    program = planned("layers=3", "batch=32")
+    forward = graphs(program)[0][1]
+    assert forward.recomputed.choices
+    made: set[object] = set()
+    for launch in forward.schedule.launches:
+        for base in launch.reads:
+            assert base in made or base.op in ("param", "input", "state", "constant", "statistic"), base
+        made.update(launch.stores)
+    lives = lives_of(forward.schedule, set())
+    for choice in forward.recomputed.choices:
+        again = forward.recomputed.moved
+        assert choice.node not in again or again[choice.node] is not choice.node
+        if choice.node in lives:  # it dies in the forward pass now
+            ends = lives[choice.node].last
+            assert any(isinstance(launch, Call) for launch in forward.schedule.launches[ends:])
