@@ -71,8 +71,9 @@ def compiled(product: Product, launch: Launch, tile: Tile | lanes.Lanes) -> byte
             low = product.dtype == "bf16" and launch.mode != "edge" and product.outputs[n].target != product.narrow
             constants[f"LOW{i}"] = low
             signature[f"o{i}"] = POINTER["bf16" if low else "f64" if product.dtype == "f64" else "f32"]
+    options = {"num_warps": tile.warps} | ({"maxnreg": tile.registers} if isinstance(tile, lanes.Lanes) and tile.registers else {})
     aligned = {(i,): [["tt.divisibility", 16]] for i, n in enumerate(function.arg_names) if signature[n].startswith("*")}
-    found = triton.compile(ASTSource(function, signature, constants, aligned), target=GPUTarget("cuda", 90, 32), options={"num_warps": tile.warps})
+    found = triton.compile(ASTSource(function, signature, constants, aligned), target=GPUTarget("cuda", 90, 32), options=options)
     return found.asm["cubin"]
 
 
@@ -174,7 +175,7 @@ def main() -> None:
     parser.add_argument("--kinds", default="csr", help="of csr,edge,rows,f64,bf16")
     parser.add_argument("--passes", default="forward,backward,second")
     parser.add_argument("--inner", type=int, default=0, help="columns of the hidden rows whose product the weights are")
-    parser.add_argument("--tile", help="rows,channels,warps, or lanes,wide,deep,warps, instead of the default")
+    parser.add_argument("--tile", help="rows,channels,warps, or lanes,wide,deep,warps,registers, instead of the default")
     parser.add_argument("--examples", help="example files, with ; between them, instead of products")
     given = parser.parse_args()
     if given.examples:

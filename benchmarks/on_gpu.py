@@ -25,6 +25,7 @@ from sides import ROOT, last_lines, say
 
 OUT = Path(os.environ["OUT"]) if os.environ.get("OUT") else None
 STEPS = 50
+FOLLOWED = ("digits", "char_lm")
 CLOSE = 1e-5  # relative, of losses in f32 against the interpreter's
 
 
@@ -139,14 +140,14 @@ def flights(seconds: float, folder: Path) -> dict[str, Any]:
 def follow(seconds: float, folder: Path) -> dict[str, Any]:
     """digits and char_lm in f32 on the device, beside the interpreter on this machine's CPU: the largest relative difference of a loss."""
     jobs = {}
-    for name in ("digits", "char_lm"):
+    for name in FOLLOWED:
         file = example(folder, name)
         for device in ("cpu", "cuda"):
             words = command("run", file, "--device", device, "--set", "precision=f32", "--steps", str(STEPS), "--eval-every", "0", "--metrics", f"jsonl:{folder}/{name}-{device}.jsonl")
             jobs[f"{name} {device}"] = (words, {"OMP_NUM_THREADS": "6"} if device == "cpu" else {})
     found = together(jobs, seconds)
     told: dict[str, Any] = {"ok": True}
-    for name in ("digits", "char_lm"):
+    for name in FOLLOWED:
         bad = [d.trouble() for n, d in found.items() if n.startswith(name) and d.code != 0]
         if bad:
             told |= {"ok": False, name: bad}
@@ -171,7 +172,7 @@ def state(folder: Path) -> str:
 
 def repeat(seconds: float, folder: Path) -> dict[str, Any]:
     """Two runs, and one that is stopped in its middle and resumed: the same bits in the checkpoint, with the deterministic default."""
-    cases = [(name, precision) for name in ("digits", "char_lm") for precision in ("f32", "bf16")]
+    cases = [(name, precision) for name in FOLLOWED for precision in ("f32", "bf16")]
     begun = time.monotonic()
 
     def words(name: str, precision: str, which: str, *more: str) -> tuple[list[str], dict[str, str]]:
@@ -346,6 +347,8 @@ PARTS: dict[str, tuple[Callable[[float, Path], dict[str, Any]], float]] = {
     "large": (large, 60),
     "mistakes": (mistakes, 100),
     "kernels": (script("kernels.py"), 60),
+    "products": (script("products.py"), 150),
+    "switches": (script("switches.py"), 300),
     "small": (script("small.py"), 150),
     "gpt2-32": (script("gpt2.py", "--batch", "32", "--both-modes", "--loss"), 210),
     "gpt2-64": (script("gpt2.py", "--batch", "64", "--both-modes", "--profile"), 210),

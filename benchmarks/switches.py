@@ -11,15 +11,16 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from sides import alternate, ours, program_of, ratios, say, summary, tokens
+from sides import program_of, ratios, say, summary, tokens
 
 from sexpgpu.backends.cuda import choice
 from sexpgpu.backends.cuda.choice import Switch
+from sexpgpu.backends.cuda.program import CudaProgram
 from sexpgpu.passes.epilogues import KINDS
 
 MOST = frozenset(KINDS) - {"residual"}
@@ -36,6 +37,37 @@ FEW = ("all", "products by torch", "no epilogues", "residual too")  # of GPT-2 a
 STEPS = 20  # whose losses are compared
 
 
+def ours(program: CudaProgram, batches: Sequence[Mapping[str, np.ndarray]], together: int) -> Callable[[int], None]:
+    """A function that makes so many steps, `together` of them a replay, one replay in flight."""
+
+    def steps(count: int) -> None:
+        before = None
+        for start in range(0, count, together):
+            flight = program.launch([batches[(start + i) % len(batches)] for i in range(together)], False)
+            if before is not None:
+                program.collect(before)
+            before = flight
+        if before is not None:
+            program.collect(before)
+
+    return steps
+
+
+def alternate(sides: Mapping[str, Callable[[int], None]], steps: int, rounds: int) -> dict[str, list[float]]:
+    """ms a step of each side, in blocks that take turns."""
+    times: dict[str, list[float]] = {name: [] for name in sides}
+    for run in sides.values():
+        run(max(10, steps // 6))
+    for number in range(rounds):
+        for name in list(sides) if number % 2 == 0 else list(sides)[::-1]:
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            sides[name](steps)
+            torch.cuda.synchronize()
+            times[name].append((time.perf_counter() - start) * 1e3 / steps)
+    return times
+
+
 def points() -> list[dict[str, np.ndarray]]:
     rng = np.random.default_rng(0)
     means = rng.standard_normal((10, 784)).astype(np.float32)
@@ -45,7 +77,7 @@ def points() -> list[dict[str, np.ndarray]]:
 
 def case(name: str, file: str, sets: tuple[str, ...], batches: list[dict[str, np.ndarray]], together: int, steps: int, rounds: int, few: bool) -> None:
     """Every setting of one model, or those of `FEW`."""
-    sides: dict[str, Callable[[int], float]] = {}
+    sides: dict[str, Callable[[int], None]] = {}
     losses: dict[str, list[float]] = {}
     states: dict[str, torch.Tensor] = {}
     for setting, switch in SETTINGS.items():
@@ -69,9 +101,9 @@ def case(name: str, file: str, sets: tuple[str, ...], batches: list[dict[str, np
         if setting in states and "all" in states:
             say(f"{name}: {setting} has the bits of all", right=losses[setting] == losses["all"] and torch.equal(states[setting], states["all"]))
     times = alternate(sides, steps, rounds)
-    for setting, found in times.items():
-        more: dict[str, Any] = {} if "all" not in times else {"over_all": ratios(times["all"], found)}
-        say(f"{name}: {setting}", step=summary(found), **more)
+    for setting, blocks in times.items():
+        more: dict[str, Any] = {} if "all" not in times else {"over_all": ratios(times["all"], blocks)}
+        say(f"{name}: {setting}", step=summary(blocks), **more)
     say(f"{name}: products", lines=choice.lines())
 
 

@@ -45,14 +45,14 @@ def schema(traced: TracedRun, precision: str) -> Schema:
     return found
 
 
-def flat_update(staged: Any, parts: int = 1, shares: int = 1, kind: Callable[[str], str] = lambda name: "") -> Flat:
-    """The update's graph over vectors. `parts`: micro-batches of a step over all ranks; `shares`: of each vector, one a rank; `kind`: of
-    a parameter, which shares vectors with its kind alone."""
+def flat_update(staged: Any, parts: int = 1, shares: int = 1, apart: Callable[[str], str] = lambda name: "") -> Flat:
+    """The update's graph over vectors. `parts`: micro-batches of a step over all ranks; `shares`: of each vector, one a rank; `apart`: a
+    parameter's kind, which shares no vector with another."""
     traced = staged.traced
     owners: dict[Source, Source] = {("gradient", n): ("gradient", n) for n in traced.gradients}
-    for name, (kind, path) in sources(traced).items():
-        if kind in ("param", "opt", "ema"):
+    for name, (role, path) in sources(traced).items():
+        if role in ("param", "opt", "ema"):
             slot, _, rest = name.removeprefix("opt/").partition("/")
-            owners[kind, path] = (f"opt/{slot}", rest) if kind == "opt" else (kind, name.partition("/")[2])
+            owners[role, path] = (f"opt/{slot}", rest) if role == "opt" else (role, name.partition("/")[2])
     divided = traced.loss.count is not None or parts > 1
-    return flatten(staged.update(divided), list(traced.gradients), owners, source_of, shares, kind)
+    return flatten(staged.update(divided), list(traced.gradients), owners, source_of, shares, apart)

@@ -12,7 +12,7 @@ import click
 
 from sexpgpu.cli import output, threads
 from sexpgpu.cli.run import number, selection
-from sexpgpu.diagnostics import SexpError, fail, one_or_all, suggestion
+from sexpgpu.diagnostics import Diagnostic, SexpError, fail, one_or_all, suggestion
 from sexpgpu.explain.pages import codes, is_code, page
 from sexpgpu.settings import Settings, load, positive
 
@@ -204,7 +204,8 @@ def _is_place(text: str) -> bool:
 
 def _compare(diff: tuple[str, str], file: str | None, asked: Asked) -> int:
     compare = part("compare")
-    sides, wrong = [], []
+    sides: list[Any] = []
+    wrong: list[Diagnostic] = []
     for text in dict.fromkeys(diff):
         try:
             if file is None or _is_place(text):

@@ -86,7 +86,8 @@ def targets(question: Mapping[str, Any]) -> list[str]:
         return ["cpu"]
     chosen = question.get("devices") or None
     try:
-        open_device(chosen)
+        for ordinals in [[i] for i in chosen] if chosen else [None]:  # each that is named, so that one which is not there has its code
+            open_device(ordinals)
     except SexpError as error:
         if question.get("asked") and error.diagnostic.code != "E-DEV-005":
             raise
@@ -129,7 +130,8 @@ def each_device(devices: list[str]) -> None:
             tell(problem("E-DEV-010", f"{name} computes tanh, a product and sums {wrong[0]} from the CPU",
                          help=("look at the GPU's state: nvidia-smi -q", "--device cpu runs without it")).diagnostic)
         else:
-            say(name, "a kernel compiled; value and gradient agree with the CPU")
+            room = "" if device == "cpu" else "; {1} of {0} free".format(*(f"{n / 2**30:.1f} GiB" for n in reversed(torch.cuda.mem_get_info(device))))
+            say(name, f"a kernel compiled; value and gradient agree with the CPU{room}")
         kind = None if device == "cpu" else torch.cuda.get_device_name(device)
         if first is not None and kind == torch.cuda.get_device_name(devices[0]) and not all(torch.equal(found[n], first[n]) for n in results):
             tell(problem("E-DEV-010", f"{name} gives other bits than {devices[0]}, which is of the same model",

@@ -89,6 +89,7 @@ class RunReport:
     taps: tuple[str, ...] = ()
     warnings: tuple[Any, ...] = ()
     ranks: Ranks | None = None  # where several were assumed; memory is then one device's
+    remat: tuple[int, int] | None = None  # calls of layers that run again, and the peak of memory if none did
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Keys of the def-forms: one table a form, one parser, one message for each way to get a key wrong.
 
-`docs/lisp.md` prints these tables. A key that a later version brings is `later`: known, and refused plainly.
+`docs/lisp.md` prints these tables.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ class Key:
     evaluated: bool = True
     required: bool = False
     minimum: int | float | None = None
-    later: bool = False
 
 
 @dataclass(frozen=True)
@@ -72,8 +71,6 @@ def _pair(ev: Any, what: str, items: tuple[Form, ...], position: int, keys: dict
     key = keys.get(head.name)
     if key is None:
         raise ev.error("E-EVAL-101", f"{what} has no key :{head.name}", head, help=suggestion(f":{head.name}", [f":{k}" for k in keys], f"keys of {what}"))
-    if key.later:
-        raise ev.error("E-EVAL-115", f"{what}: :{head.name} is not in this version yet", head, help="leave the key out")
     if head.name in given:
         raise ev.error("E-EVAL-104", f"{what}: :{head.name} is given twice", head, help="remove one of them",
                        related=[Related(given[head.name].form.span, "the first value")])
@@ -89,7 +86,7 @@ def value_of(given: dict[str, Given], keys: dict[str, Key], name: str) -> Any:
 
 
 def _list(keys: dict[str, Key]) -> str:
-    return " ".join(f":{name}" for name, key in keys.items() if not key.later)
+    return " ".join(f":{name}" for name in keys)
 
 
 def _value(ev: Any, key: Key, form: Form, env: Any) -> Any:

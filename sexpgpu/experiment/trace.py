@@ -92,7 +92,7 @@ class Trace:
         self.draws: Counter = Counter()  # path -> draws made there
         self.updates: dict[str, Node] = {}
         self.taps: list[tuple[Path, str, Node, Span | None]] = []
-        self.layers: list[Path] = []  # every call of a layer, in order
+        self.layers: dict[Path, str] = {}  # every call of a layer, in order, and the layer
 
     @property
     def path(self) -> Path:
@@ -123,7 +123,7 @@ class Trace:
                 span, help="leave :share out of the first call; the later ones say it",
             )
         self._claim("call:" + text(path), text(path), share, span)
-        self.layers.append(path)
+        self.layers.setdefault(path, layer)
         self.scopes.append(Scope(path, shared=outer.shared or share))
         try:
             yield

@@ -216,17 +216,17 @@ def _remat(run: Run, trace: Trace) -> tuple[str, ...]:
     if run.remat is True:
         return _outer(trace)
     names = run.remat or ()
-    called = dict.fromkeys(path[-1].name for path in trace.layers)
+    called = dict.fromkeys([*trace.layers.values(), *(path[-1].name for path in trace.layers)])
     for name in names:
         if name not in called:
             raise problem("E-EVAL-107", f":remat: the loss calls no layer `{name}`", run.span, help=suggestion(name, called, "layers of the loss"))
-    found = [path for path in trace.layers if path[-1].name in names and not any(step.name in names for step in path[:-1])]
-    return tuple(dict.fromkeys(text(path) for path in found))
+    chosen = {path for path, layer in trace.layers.items() if layer in names or path[-1].name in names}
+    return tuple(text(path) for path in trace.layers if path in chosen and not any(path[:n] in chosen for n in range(len(path))))
 
 
 def _outer(trace: Trace) -> tuple[str, ...]:
-    least = min((len(path) for path in trace.layers if len(path) == 2), default=1)
-    return tuple(dict.fromkeys(text(path) for path in trace.layers if len(path) == least))
+    depth = min((len(path) for path in trace.layers if len(path) == 2), default=1)
+    return tuple(text(path) for path in trace.layers if len(path) == depth)
 
 
 def _check_frozen(run: Run, params: dict[str, Spec]) -> None:

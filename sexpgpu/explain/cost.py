@@ -61,7 +61,7 @@ def device(name: str, assume: Mapping[str, float]) -> Cpu | Gpu:
     found = DEVICES[name]
     flops = dict.fromkeys(found.flops, assume["flops"]) if "flops" in assume else found.flops
     plain = {key: value for key, value in assume.items() if key != "flops"}
-    return replace(found, flops=flops, **plain)
+    return replace(found, flops=flops, **plain)  # type: ignore[arg-type]
 
 
 def assumptions(texts: Iterable[str]) -> dict[str, float]:

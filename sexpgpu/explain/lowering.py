@@ -6,7 +6,7 @@ compares them). The sources and the exact places in memory need torch and Triton
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ from sexpgpu.passes.rank_maps import rank_maps
 from sexpgpu.passes.rewrite import rewrite
 from sexpgpu.passes.schedule.decompose import decompose
 from sexpgpu.passes.schedule.fuse import Call, Launch, Schedule
-from sexpgpu.passes.schedule.memory import plan
+from sexpgpu.passes.schedule.memory import Life, plan
 from sexpgpu.passes.schedule.recompute import lives_of, recompute
 from sexpgpu.passes.schedule.repeat import repeat
 from sexpgpu.passes.schedule.views import layout
@@ -42,8 +42,27 @@ class Lowered:
 
     @property
     def arena(self) -> int:
-        """Bytes of the values between launches, as they are packed."""
-        return plan(lives_of(self.schedule, set(self.elsewhere))).size
+        """Bytes of the values between launches, as they are packed, and of what library calls take inside: near those of
+        `backends.cuda.memory`, without the partial sums of kernels."""
+        lives: dict[Hashable, Life] = {node: life for node, life in lives_of(self.schedule, set(self.elsewhere)).items()}  # noqa: C416 - other keys come
+        for i, launch in enumerate(self.schedule.launches):
+            inside = _inside(launch.node) if isinstance(launch, Call) else 0
+            if inside:
+                lives["inside", i] = Life(inside, i, i)
+        return plan(lives).size
+
+
+def _inside(node: Node) -> int:
+    """Bytes that a call takes for itself: the logits of a head that stand at once, copies for a gradient of attention, a convolution's
+    workspace."""
+    if node.op.startswith("linear-cross-entropy"):
+        x, weight = (i.type for i in node.inputs[:2])
+        rows, row = x.size // max(1, x.shape[-1]), weight.shape[1] * (x.bytes // max(1, x.size))
+        most = min(1 << 30, max(1 << 28, -(-rows // 6) * row))
+        return min(rows, max(1, most // row)) * row if not node.attrs.get("of", 0) else 0
+    if node.op == "attend-grad":
+        return (2 if node.type.dtype in ("bf16", "f16") else 8) * node.type.bytes
+    return 64 << 20 if node.op.startswith("convolve") else 0
 
 
 def lowered(staged: Any, ranks: int = 1) -> tuple[Lowered, Lowered]:

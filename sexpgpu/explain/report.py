@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from sexpgpu.backends.interpreter.report import programs, rows
@@ -65,10 +66,11 @@ def _run(
         graphs = lowered(staged, ranks)
         held, time = gpu_memory(staged, graphs, ranks), on_gpu(graphs, device, assume, run.precision)
     fitting = None if budget is None else fits(held, run, budget, lambda other: planned(loaded, other, backend, count, ranks), ranks)
+    remat = (len(staged.traced.remat), planned(loaded, replace(run, remat=False), backend, count, ranks).peak) if staged.traced.remat else None
     return RunReport(
         run.name, parameters, operations, run.accumulate * traffic([micro]) + traffic([update]), len(postorder(step.values())),
         graph_hash(results), document(results, traced.origins, knob_notes(loaded)), held, time, fitting,
-        traced.tap_names, (*traced.warnings, *mixes(traced, run, ranks)), cost.ranks(traced, ranks) if ranks > 1 else None,
+        traced.tap_names, (*traced.warnings, *mixes(traced, run, ranks)), cost.ranks(traced, ranks) if ranks > 1 else None, remat,
     )  # fmt: skip
 
 

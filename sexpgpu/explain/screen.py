@@ -101,6 +101,9 @@ def _run(run: Run, traced: RunReport) -> list[str]:
         facts.append(("ranks", _ranks(run, traced.ranks)))
     if traced.fits is not None:
         facts.append(("budget", traced.fits.line()))
+    if traced.remat is not None:
+        calls, peak = traced.remat
+        facts.append(("remat", f"{calls} calls of layers run again: {size(traced.memory.peak)} at the peak, {size(peak)} without"))
     if run.clip_norm is not None:
         facts.append(("clip norm", str(run.clip_norm)))
     if run.ema is not None:
@@ -288,6 +291,7 @@ def _run_document(run: Run, r: RunReport) -> dict[str, Any]:
         "values": sum(p.count for p in r.parameters if not p.state), "flops": r.flops, "bytes_moved": r.moved, "nodes": r.nodes, "hash": r.hash,
         "memory": plain(asdict(r.memory)) | {"peak": r.memory.peak}, "estimate": plain(asdict(r.estimate)), "taps": list(r.taps),
         **({"budget": r.fits.document()} if r.fits is not None else {}), **({"ranks": plain(asdict(r.ranks))} if r.ranks is not None else {}),
+        **({"remat": {"calls": r.remat[0], "peak-without": r.remat[1]}} if r.remat is not None else {}),
     }  # fmt: skip
 
 

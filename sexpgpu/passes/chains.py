@@ -19,6 +19,7 @@ from sexpgpu.passes.rewrite import rebuild
 
 ROWS = 8192  # at least so many
 COLUMNS = 128  # of a value, at most
+NARROW = 16  # a value of so many columns joins no chains: each that needs it reads it
 VIEWS = ("transpose", "reshape", "broadcast")
 
 
@@ -99,10 +100,10 @@ def _chains(order: list[Node], inside: set[Node]) -> list[_Chain]:
     sums: dict[Node, Node] = {}
     for node in order:
         if node in inside:
-            near = [x for x in node.inputs if x in inside and level[x] == level[node]]
+            near = [x for x in node.inputs if x in inside and level[x] == level[node] and x.type.shape[1] > NARROW]
             values: list[Node] = [node, *near]
         elif _sums(node):
-            values = [v for x, y in _pairs(node) for v in (x.inputs[0], y) if v in inside and level[v] == level[node]]
+            values = [v for x, y in _pairs(node) for v in (x.inputs[0], y) if v in inside and level[v] == level[node] and v.type.shape[1] > NARROW]
             if values:
                 sums[node] = values[0]
         else:

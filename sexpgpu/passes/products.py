@@ -31,11 +31,12 @@ class _Root(NamedTuple):
 def products(results: Mapping[str, Node], origins: Origins | None = None) -> dict[str, Node]:
     """`results` with `matmul-sum` nodes where numbers or sums stand at products, and without small `scatter-add` nodes."""
     order = postorder(results.values())
-    roots = _roots(order, set(results.values()))
+    bare = _bare(order, set(results.values()))
+    roots = _roots(order, set(results.values()), bare)
     rewritten: dict[Node, Node] = {}
 
     def rule(node: Node, inputs: tuple[Node, ...]) -> Node:
-        new = _summed(roots[node], rewritten) if node in roots else None
+        new = _summed(roots[node], rewritten, bare) if node in roots else None
         if node.op == "scatter-add":
             new = _reduced(node, inputs)
         rewritten[node] = new or rebuild(node, inputs)
@@ -44,15 +45,28 @@ def products(results: Mapping[str, Node], origins: Origins | None = None) -> dic
     return rewrite(results, rule, origins)
 
 
-def _scaled(node: Node) -> tuple[Node, float]:
+def _bare(order: list[Node], results: set[Node]) -> set[Node]:
+    """Multiples that products alone read, so that nothing else needs them made."""
+    readers: dict[Node, list[Node]] = {}
+    for node in order:
+        for x in node.inputs:
+            readers.setdefault(x, []).append(node)
+    found: set[Node] = set()
+    for node in reversed(order):
+        if node.op in ("*", "transpose") and node not in results and all(r.op == "matmul" or (r.op == "transpose" and r in found) for r in readers.get(node, ())):
+            found.add(node)
+    return found
+
+
+def _scaled(node: Node, bare: set[Node]) -> tuple[Node, float]:
     """A matrix, transposed or not, and the number that it is multiplied by."""
     if node.op == "transpose":
-        inner, scale = _scaled(node.inputs[0])
+        inner, scale = _scaled(node.inputs[0], bare)
         return (build("transpose", inner, **node.attrs), scale) if scale != 1.0 else (node, 1.0)
-    return factor(node)
+    return factor(node) if node in bare else (node, 1.0)
 
 
-def _roots(order: list[Node], results: set[Node]) -> dict[Node, _Root]:
+def _roots(order: list[Node], results: set[Node], bare: set[Node]) -> dict[Node, _Root]:
     """The outermost sums and multiples of products whose parts nothing else reads."""
     readers = Counter(x for n in order for x in n.inputs)
     found: dict[Node, _Root] = {}
@@ -61,15 +75,15 @@ def _roots(order: list[Node], results: set[Node]) -> dict[Node, _Root]:
         return readers[part] == 1 and part not in results
 
     for node in order:
-        known = _own(node, {x: found[x] for x in node.inputs if x in found and alone(x)})
+        known = _own(node, {x: found[x] for x in node.inputs if x in found and alone(x)}, bare)
         if known is not None:
             for part in node.inputs if node.op != "matmul" else ():
                 found.pop(part, None)
             found[node] = known
-    return {node: root for node, root in found.items() if len(root.pairs) > 1 or root.scale != 1.0 or any(_scaled(x)[1] != 1.0 for x in root.pairs[0])}
+    return {node: root for node, root in found.items() if len(root.pairs) > 1 or root.scale != 1.0 or any(_scaled(x, bare)[1] != 1.0 for x in root.pairs[0])}
 
 
-def _own(node: Node, parts: Mapping[Node, _Root]) -> _Root | None:
+def _own(node: Node, parts: Mapping[Node, _Root], bare: set[Node]) -> _Root | None:
     if node.op == "matmul" and node.type.dtype == "f32" and all(x.type.rank == 2 for x in node.inputs):
         return _Root(1.0, ((node.inputs[0], node.inputs[1]),))
     if node.op == "*" and len(parts) == 1:
@@ -77,20 +91,35 @@ def _own(node: Node, parts: Mapping[Node, _Root]) -> _Root | None:
         return root._replace(scale=root.scale * value) if value is not None and part.type.shape == node.type.shape else None
     if node.op == "+" and len(parts) == 2:
         first, second = (parts[x] for x in node.inputs)
-        factors = {root.scale * _scaled(a)[1] * _scaled(b)[1] for root in (first, second) for a, b in root.pairs}
+        factors = {root.scale * _scaled(a, bare)[1] * _scaled(b, bare)[1] for root in (first, second) for a, b in root.pairs}
         if len(factors) == 1 and first.scale == second.scale:
             return _Root(first.scale, first.pairs + second.pairs)
     return None
 
 
-def _summed(root: _Root, rewritten: Mapping[Node, Node]) -> Node:
+def _summed(root: _Root, rewritten: Mapping[Node, Node], bare: set[Node]) -> Node:
     scale, operands = root.scale, []
     for i, pair in enumerate(root.pairs):
         for x in pair:
-            inner, value = _scaled(rewritten[x])
+            inner, value = _taken(x, rewritten, bare)
             scale *= value if i == 0 else 1.0
             operands.append(inner)
     return build("matmul-sum", *operands, scale=scale)
+
+
+def _taken(node: Node, rewritten: Mapping[Node, Node], bare: set[Node]) -> tuple[Node, float]:
+    """What stands for a matrix after the rewrite without its number, and the number."""
+    inner, value = _scaled(node, bare)
+    if value == 1.0:
+        return rewritten[node], 1.0
+    turns = []
+    while inner.op == "transpose":
+        turns.append(inner.attrs)
+        inner = inner.inputs[0]
+    new = rewritten[inner]
+    for attrs in reversed(turns):
+        new = build("transpose", new, **attrs)
+    return new, value
 
 
 def _reduced(node: Node, inputs: tuple[Node, ...]) -> Node | None:

@@ -99,12 +99,13 @@ def test_what_no_checkpoint_of_ours_says_is_not_taken(known: Choices):
     assert not known.given
 
 
-def test_a_choice_that_is_not_proposed_is_measured_again_and_said(known: Choices):
+def test_a_choice_that_is_not_proposed_is_measured_again_and_said(known: Choices, capsys: pytest.CaptureFixture[str]):
     case = Case()
     known.given[f"{known.machine}: {case.make().key}"] = "9.9.9.9.9.9.9.9.9"
     case.run()
     assert list(known.used.values()) == [SECOND] and known.measured == 1
     assert any("is not proposed here" in line for line in known.lines())
+    assert capsys.readouterr().err.startswith("not bit-exact: the checkpoint's algorithm")
 
 
 def test_nothing_is_measured_while_a_graph_is_captured(known: Choices, monkeypatch: pytest.MonkeyPatch):

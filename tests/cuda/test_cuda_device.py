@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -121,7 +122,7 @@ def test_out_of_memory_at_run_time(monkeypatch: pytest.MonkeyPatch) -> None:
     d = caught.value.diagnostic
     assert (d.code, d.exit_code) == ("E-MEM-003", 3)
     text = " ".join(d.notes)
-    assert "plan: 11.06 GiB" in text and "process 4242" in text and "70000 MiB" in text and "\x1b" not in text and str(os.getpid()) not in text
+    assert "plan: 11.20 GiB" in text and "process 4242" in text and "70000 MiB" in text and "\x1b" not in text and str(os.getpid()) not in text
     monkeypatch.setattr(device.subprocess, "run", lambda *a, **k: (_ for _ in ()).throw(FileNotFoundError()))
     with pytest.raises(SexpError) as caught, device.memory_errors():
         raise torch.OutOfMemoryError("CUDA out of memory.")
@@ -134,11 +135,20 @@ def test_a_plan_over_the_memory() -> None:
     with pytest.raises(SexpError) as caught:
         check_plan(PLAN, 8 << 30)
     d = caught.value.diagnostic
-    assert (d.code, d.exit_code) == ("E-MEM-002", 2) and "11.06 GiB" in d.message and "8.00 GiB" in d.message
+    assert (d.code, d.exit_code) == ("E-MEM-002", 2) and "11.20 GiB" in d.message and "8.00 GiB" in d.message
     fitting = PLAN.fitting(8 << 30)
     assert 0 < fitting < 64 and f":batch {fitting}" in " ".join(d.help) and ":accumulate 2" in " ".join(d.help)
-    smaller = (PLAN.arena + PLAN.library + PLAN.batch) * fitting // 64 + PLAN.fixed
+    smaller = PLAN.moving * fitting // 64 + PLAN.fixed
     assert smaller <= 8 << 30  # what is said to fit does
+    light = replace(PLAN, arena=2 << 30)
+    for budget, said in ((8 << 30, "which fits"), (6 << 30, "which does not fit either")):
+        with pytest.raises(SexpError) as caught:
+            check_plan(PLAN, budget, lambda: light)
+        assert caught.value.diagnostic.help[-1] == f":remat true takes 7.20 GiB, {said}; with it about :batch {light.fitting(budget)} does"
+        assert light.fitting(budget) > PLAN.fitting(budget)
+    with pytest.raises(SexpError) as caught:
+        check_plan(PLAN, 8 << 30, lambda: PLAN)  # no less with it
+    assert not any("remat" in line for line in caught.value.diagnostic.help)
     with pytest.raises(SexpError, match="parameters, gradients"):
         check_state({"param/w": ("f32", (1 << 20, 1 << 10))}, 7 << 30)
     check_state({"param/w": ("f32", (1 << 20, 1 << 10))}, 8 << 30)

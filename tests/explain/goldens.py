@@ -7,9 +7,13 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+from sexpgpu.backends.interpreter.report import programs
+from sexpgpu.backends.interpreter.report import rows as call_rows
+from sexpgpu.compiler import stages
 from sexpgpu.experiment.load import Selection, choose_run
-from sexpgpu.explain.stages import GRAPHS, STAGES, Traced, changed, watched
-from sexpgpu.ir import postorder
+from sexpgpu.explain.lowering import last_of, lowered
+from sexpgpu.explain.stages import GRAPHS, STAGES, Traced, after, changed, watched
+from sexpgpu.ir import Origins, postorder
 from sexpgpu.ir.text import graph_text
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,11 +36,27 @@ def dumps(example: str) -> dict[str, str]:
     """File name -> text: each stage, and the differences between neighbours."""
     t = traced(example)
     found = {f"{example}.{stage}.txt": summary(t, stage, example) for stage in STAGES if stage in ("forms", "expanded", *GRAPHS)}
+    found |= lowered_dumps(t, example)
     for a, b in DIFFS:
         text = changed(t, a, b)
         if example not in WHOLE and a in GRAPHS:
             text = "\n".join(line for line in text.splitlines() if line.startswith(("---", "+++", "@@"))) + f"\nsha256 {digest(text)}"
         found[f"{example}.{a}-{b}.diff"] = text + "\n"
+    return found
+
+
+def lowered_dumps(t: Traced, example: str) -> dict[str, str]:
+    """What the device runs: the interpreter's calls and their plan as text of the examples in `WHOLE`, else how many of each; and the
+    launches of `cuda`, how many of each. The kernels' sources are compared with what they compute instead (tests/cuda)."""
+    if example in WHOLE:
+        found = {f"{example}.{stage}.txt": after(t, stage) + "\n" for stage in ("fused", "plan")}
+    else:
+        rows = [(graph, row) for graph, _, written in programs(stages(t.loaded, t.run)) for row in call_rows(written, Origins())]
+        counts = Counter((graph, row.name, "fused" if row.why.startswith("fused") else row.where) for graph, row in rows)
+        text = "\n".join(f"{graph}: {count} {name}, {how}" for (graph, name, how), count in sorted(counts.items()))
+        found = {f"{example}.fused.txt": text + "\n"}
+    launches = Counter((low.name, type(launch).__name__, last_of(launch).op) for low in lowered(stages(t.loaded, t.run, "cuda")) for launch in low.schedule.launches)
+    found[f"{example}.launches.txt"] = "".join(f"{graph}: {count} {kind} {op}\n" for (graph, kind, op), count in sorted(launches.items()))
     return found
 
 

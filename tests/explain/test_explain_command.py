@@ -158,7 +158,7 @@ def test_variants_of_a_file(files: Path, capsys: Any) -> None:
     assert document(capsys, str(files / "a.lisp"), "--diff", "base", "wider")["verdict"] == "impossible"
     assert document(capsys, str(files / "a.lisp"), "--diff", "longer", "base")["verdict"] == "harmless"
     code, _, err = call(capsys, str(files / "a.lisp"), "--diff", "base", "widest")
-    assert code == 2 and "E-KNOB-005" in err and "wider" in err
+    assert code == 2 and "E-ENV-006" in err and "did you mean `wider`?" in err
 
 
 def test_a_checkpoint_is_judged_as_a_resume_judges_it(files: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,7 +242,7 @@ def test_a_budget() -> None:
 
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])
 def test_a_budget_on_the_command_line(capsys: Any, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    monkeypatch.setenv("SEXPGPU_MEMORY", "0.1" if kind == "cuda" else "0.07")
+    monkeypatch.setenv("SEXPGPU_MEMORY", "0.23" if kind == "cuda" else "0.07")
     words = ("examples/char_lm.lisp", "--set", "layers=2", "--device", kind)
     found = document(capsys, *words)["runs"]["pretrain"]["budget"]
     assert found["fits"] is False and found["budget"] < found["need"] and 0 < found["batch"] < 32
@@ -275,7 +275,7 @@ def test_the_plan_for_a_gpu_is_the_program_s() -> None:
         for ours, (_, compiled) in zip(found, graphs(program), strict=True):
             made = [Counter(str(last_of(launch)) for launch in launches) for launches in (ours.schedule.launches, compiled.schedule.launches)]
             assert made[0] == made[1], example
-        assert gpu_memory(stages, found).peak == pytest.approx(program.plan.total, rel=0.03), example
+        assert gpu_memory(stages, found).peak == pytest.approx(program.plan.total, rel=0.05, abs=70 << 20), example
 
 
 # --- calls and launches ---
@@ -325,7 +325,32 @@ def test_wrong_assumptions(text: str) -> None:
 @pytest.mark.parametrize("words", [
     [], ["nowhere.lisp"], ["examples/digits.lisp", "--after", "zork"], ["examples/digits.lisp", "--why", "zork"], ["examples/digits.lisp:9999"],
     ["examples/digits.lisp", "--device", "tpu"], ["examples/digits.lisp", "zork"], ["--diff", "examples/digits.lisp", "nowhere.lisp"],
+    ["examples/digits.lisp:1"], ["examples/digits.lisp", "--diff", "ir", "zork"], ["examples/digits.lisp", "--diff", "ir", "wide"],
+    ["examples/digits.lisp", "--after", "ir", "--why", "in/weight"], ["E-SHAPE-003", "--ir"], ["examples/digits.lisp:19", "--ir"],
+    ["examples/digits.lisp", "--assume-ranks", "0"], ["--diff", "nowhere", "nowhere.lisp"], ["E-SHAPE-999"],
 ])  # fmt: skip
 def test_mistakes_have_codes(capsys: Any, words: list[str]) -> None:
-    code, _, err = call(capsys, *words)
-    assert code == 2 and err.startswith("error[E-") and "bug" not in err
+    code, out, err = call(capsys, *words)
+    assert code == 2 and err.startswith("error[E-") and "bug" not in err and not out
+
+
+def test_two_files_that_are_not_there_are_both_told(capsys: Any) -> None:
+    code, _, err = call(capsys, "--diff", "nowhere.lisp", "neither.lisp")
+    assert code == 2 and err.count("error[E-READ-014]") == 2 and "nowhere.lisp" in err and "neither.lisp" in err
+
+
+@pytest.mark.parametrize(("name", "value"), [("SEXPGPU_MEMORY", "zero"), ("OMP_NUM_THREADS", "zero"), ("SEXPGPU_EXPLAIN", "kernal"), ("SEXPGPU_DEVICE", "gpu")])
+def test_settings_that_are_not_understood(capsys: Any, monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+    monkeypatch.setenv(name, value)
+    code, _, err = call(capsys, "examples/digits.lisp")
+    assert code == 2 and "E-ENV-001" in err and f"{name} is `{value}`" in err
+
+
+def test_a_comparison_with_a_checkpoint_brings_no_torch(files: Path) -> None:
+    made = subprocess.run([sys.executable, "-m", "sexpgpu", "run", "a.lisp", "--checkpoint-dir", "kept", "--steps", "1"], capture_output=True, text=True,
+                          cwd=files, env=dict(os.environ), timeout=300)  # fmt: skip
+    assert made.returncode == 0, made.stderr
+    program = "import sys; from sexpgpu.cli.main import perform; code = perform(['explain', '--diff', 'kept/step-1', 'a.lisp']); " \
+        f"print([m for m in {HEAVY!r} if m in sys.modules], file=sys.stderr); sys.exit(code)"  # fmt: skip
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=files, env=dict(os.environ), timeout=300)
+    assert done.returncode == 0 and done.stderr.splitlines()[-1] == "[]" and "harmless" in done.stdout

@@ -196,6 +196,29 @@ def test_bytes_and_operations_of_a_line() -> None:
     assert ops(found.written, "backward") == {"relu-grad": 1}
 
 
+def test_calls_of_a_line() -> None:
+    (calls,) = became("digits", "(linear (relu (linear image").kernels
+    assert calls.graph == "forward and backward"
+    assert dict(calls.names) == {"addmm": 2, "relu": 1, "threshold_backward": 1, "mm": 3, "total": 2}, "two layers with their gradients, and relu between"
+    products = 2 * 64 * 64 * 128 * 2 + 2 * 64 * 128 * 10 * 3  # that by the image is not needed
+    assert calls.flops == products + 2 * 64 * 128 + 64 * 10 + 2 * 64 * 128 + 64 * 10, "and two sums, relu and its gradient, and two sums over samples"
+    t = traced("digits")
+    launches = line(Traced(t.loaded, t.run, "cuda"), at("digits", "(linear (relu (linear image"))
+    assert {name for kernels in launches.kernels for name, _ in kernels.names} >= {"kernel", "library matmul"}
+
+
+def test_what_a_knob_s_line_decides() -> None:
+    found = became("digits", "(defknob hidden")
+    assert "hidden: sizes of perceptron/in/weight, perceptron/in/bias, perceptron/out/weight" in found.decides and not found.kernels
+    assert became("digits", "(linear (relu (linear image").decides == ()
+
+
+def test_a_line_without_a_form() -> None:
+    with pytest.raises(SexpError) as found:
+        line(traced("digits"), 1)
+    assert found.value.diagnostic.code == "E-RUN-082" and "line 2" in " ".join(found.value.diagnostic.help)
+
+
 def test_forms_and_expansions_of_a_line() -> None:
     found = became("char_lm", "(residual x feed-forward)", "tiny")
     assert found.forms == ("(residual x feed-forward)",)

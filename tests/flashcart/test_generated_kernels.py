@@ -11,15 +11,18 @@ import pytest
 
 pytest.importorskip("triton")
 
-from sexpgpu.backends.cuda.cartesian import source  # noqa: E402
+from sexpgpu.backends.cuda.cartesian import lanes, source  # noqa: E402
 from sexpgpu.backends.cuda.cartesian.cache import MARK, Cache  # noqa: E402
 from sexpgpu.backends.cuda.cartesian.config import Config, from_environment  # noqa: E402
+from sexpgpu.backends.cuda.cartesian.join import _factored, join  # noqa: E402
 from sexpgpu.backends.cuda.cartesian.plan import Launch, groups, plan, rank_costs, room  # noqa: E402
 from sexpgpu.backends.cuda.cartesian.product import passes  # noqa: E402
 from sexpgpu.backends.cuda.cartesian.tune import Kept, Tile, candidates, default  # noqa: E402
 from sexpgpu.cli import device  # noqa: E402
 from sexpgpu.compiler import Selection, load  # noqa: E402
 from sexpgpu.diagnostics import SexpError, SexpErrors  # noqa: E402
+from sexpgpu.ir import postorder  # noqa: E402
+from sexpgpu.ops import build  # noqa: E402
 from sexpgpu.ops.cartesian.algebra import paths  # noqa: E402
 from sexpgpu.ops.cartesian.product import Form  # noqa: E402
 from sexpgpu.settings import read  # noqa: E402
@@ -42,14 +45,23 @@ def product(ranks=(2, 2, 2), channels=4, second_channels=1, reduced=False, share
 
 def test_values_of_the_oracle():
     rows = {r["name"]: r for r in interpreted(HERE / "generated.py", "oracle")}
-    assert set(rows) == {"single paths", "graph_l2", "l003 f64", "l2_reduce f64"}
-    assert rows["graph_l2"]["ops"] == 8 and rows["graph_l2"]["joint"] == 7  # the result alone; 3 gradients; 4 of second order
+    assert set(rows) == {"single paths", "graph_l2 f64", "graph_l2 f32", "l003 f64", "l2_reduce f64"}
+    for dtype in ("f64", "f32"):  # the result alone; 3 gradients; 4 of second order
+        assert rows[f"graph_l2 {dtype}"]["ops"] == 8 and rows[f"graph_l2 {dtype}"]["joint"] == 7
 
 
 def test_graphs_channels_and_dtypes():
     rows = interpreted(HERE / "generated.py", "graphs")
     assert [r["name"] for r in rows] == [*(f"channels {c}" for c in (1, 3, 20, 64, 127)), "no edges", "isolated", "one node", "bf16",
                                          "several cotangents", "twice"]
+
+
+def test_weights_as_factors():
+    """Products of bf16 halves, by matrix instructions as the PTX manual states them."""
+    rows = interpreted(HERE / "generated.py", "factors")
+    worst = {r["name"]: r["worst"] for r in rows if "worst" in r}
+    assert list(worst) == ["factors 8 16", "factors 20 24", "factors 64 64", "factors, isolated", "factors, no edges", "factors and bias", "factors bf16", "factors, odd"]
+    assert [r["counts"] for r in rows if "counts" in r] == [[1, 0]] * 4 + [[0, 1]]  # no weights in memory, but of an odd number of channels
 
 
 def test_every_plan_gives_the_same_values():
@@ -85,6 +97,11 @@ def test_kernels_compile_for_hopper():
     assert all(r["spilled"] == 0 and 0 < r["registers"] <= 255 for r in rows)
     with_atomics = {(r["kind"], r["pass"]) for r in rows if r["atomics"]}
     assert with_atomics == {("edge", p) for p in ("forward", "backward", "second")}  # the others add in a fixed order
+    done = subprocess.run([sys.executable, str(script), "--products", "1,1,1", "--channels", "16", "--inner", "16", "--kinds", "csr,bf16"],
+                          env=environ, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stderr[-3000:]
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert all(r["matrix"] and not r["spilled"] and not r["atomics"] for r in rows)
 
 
 # --- plans ---
@@ -101,7 +118,7 @@ def test_groups_of_the_reference():
 
 def test_plans():
     p = product((2, 3, 3), 64)
-    assert plan(p["forward"], Config()) == [Launch("receiver", (0,), (0, 1, 2, 3))]
+    assert plan(p["forward"], Config()) == [Launch("receiver", (0,), (0, 1, 2, 3), (0, 1)), Launch("receiver", (0,), (0, 1, 2, 3), (2,))]
     assert plan(p["backward"], Config()) == [Launch("sender", (0, 1, 2), (0, 1, 2, 3))]
     assert [x.mode for x in plan(p["backward"], Config(bwd_split="full"))] == ["sender"] * 3
     assert [x.outputs for x in plan(p["second"], Config(dbwd_split="full"))][-2:] == [(1, 2), (3,)]
@@ -110,10 +127,24 @@ def test_plans():
     assert [x.mode for x in plan(product(edges=False, second_channels=4)["second"], Config())] == ["rows"]
 
 
-def test_a_second_derivative_of_rank_three_leaves_room():
+def test_launches_of_rank_three_leave_room():
+    """By ranks of features, so that each is read once; a product of odd channels goes by ranks of the result."""
     second = product((3, 3, 3), 64)["second"]
-    assert room(second, [0]) < 99
-    assert [x.ranks for x in plan(second, Config())] == [(0, 1, 2), (3,), (0, 1, 2, 3)]
+    assert [(x.mode, x.firsts) for x in plan(second, Config())] == [
+        ("receiver", (0, 1)), ("receiver", (2,)), ("receiver", (3,)), ("sender", (0, 1, 2)), ("sender", (3,))]
+    for numbers in ([0], [1, 2, 3]):
+        paths_of = [n for x in plan(second, Config()) if x.outputs == tuple(numbers) for n in x.paths(second.form)]
+        assert sorted(paths_of) == list(range(23))
+    odd = product((3, 3, 3), 63)["second"]
+    assert room(odd, [0]) < 99
+    assert [x.ranks for x in plan(odd, Config())] == [(0, 1, 2), (3,), (0, 1, 2, 3)]
+
+
+def test_budget_of_the_second_derivative():
+    second = product((2, 2, 2), 64)["second"]
+    assert len(plan(second, Config())) == 2
+    assert [x.ranks for x in plan(second, Config(dbwd_budget=0))][:3] == [(0,), (1,), (2,)]
+    assert len(plan(product((2, 2, 2), 64)["forward"], Config(dbwd_budget=0))) == 1
 
 
 def test_slots_by_the_mean_degree():
@@ -124,13 +155,33 @@ def test_slots_by_the_mean_degree():
 
 def test_no_size_of_a_graph_is_in_a_kernel():
     """So another mean degree compiles nothing."""
-    text = source.generate(product()["backward"], "sender", (0, 1, 2)).source
-    assert "do_not_specialize=['count', 'edges', 'slots']" in text
+    for p in (product()["backward"], product(channels=3)["backward"]):
+        (launch,) = plan(p, Config())
+        tile = default(p, launch)
+        made = lanes.generate(p, "sender", launch.paths(p.form), tile) if isinstance(tile, lanes.Lanes) else source.generate(p, "sender", launch.paths(p.form))
+        assert "do_not_specialize=['count', 'edges', 'slots']" in made.source
 
 
 def test_second_weight_gradients_store_once():
-    text = source.generate(product((1, 1, 1))["second"].only(product((1, 1, 1))["second"].outputs[3:]), "sender", (0, 1)).source
+    text = source.generate(product((1, 1, 1))["second"].only(product((1, 1, 1))["second"].outputs[3:]), "sender", (0, 1, 2, 3)).source
     assert text.count("tl.store") == 4  # one a path
+
+
+def factors(channels=8, inner=16, more=False, **changes):
+    """The operands of a product of hidden rows and a matrix that `join` gives as factors."""
+    leaf = lambda name, *shape, dtype="f32": build("input", name=name, dtype=dtype, shape=shape, batch=False)  # noqa: E731
+    weights = build("matmul", leaf("h", 5, inner), leaf("m", inner, 4 * channels))
+    out = build("tensor-product", leaf("x", 3, 4, channels), leaf("y", 5, 4), weights, leaf("s", 5, dtype="i32"), leaf("r", 5, dtype="i32"), **{"l-max": 1})
+    results = {"out": out} | ({"weights": weights} if more else {})
+    found = _factored(postorder(results.values()), results, Config(**changes))
+    joined = join(results) if not changes else {}
+    assert not joined or (joined["out"].op == "tensor-product-joint") == bool(found)
+    return len(found)
+
+
+def test_when_weights_are_factors():
+    assert factors() == factors(inner=64) == factors(channels=20) == 1
+    assert factors(channels=7) == factors(inner=65) == factors(more=True) == factors(scatter="edge") == factors(l_max=0) == 0
 
 
 # --- settings ---
@@ -251,6 +302,8 @@ def test_kept_choices(tmp_path):
     kept.keep([(kept.key(p, launch), [2, 32, 2]), (kept.key(p, "walk"), ["receiver"])])
     again = Kept(cache, "a GPU")
     assert again.tile(p, launch) == Tile(2, 32, 2) and again.walk(p) == "receiver"
+    kept.keep([(kept.key(p, launch), [4, 2, 1, 2, 168])])
+    assert Kept(cache, "a GPU").tile(p, launch) == lanes.Lanes(4, 2, 1, 2, 168)
     assert Kept(cache, "another").tile(p, launch) is None
     (tmp_path / "tune.json").write_text("[1]")
     assert Kept(cache, "a GPU").tile(p, launch) is None
@@ -261,8 +314,11 @@ def test_tiles_are_whole_warps_of_powers_of_two(channels):
     for p in product((1, 1, 1), channels).values():
         for launch in plan(p, Config()):
             for tile in candidates(p, launch):
-                assert all(n & (n - 1) == 0 for n in tile)
-                assert tile.rows * tile.channels >= 32 * tile.warps or tile.warps == 1
+                assert all(n & (n - 1) == 0 for n in tile[:4])
+                if isinstance(tile, lanes.Lanes):
+                    assert channels % 2 == 0 and tile.channels < 2 * channels + 8
+                else:
+                    assert tile.rows * tile.channels >= 32 * tile.warps or tile.warps == 1
             assert default(p, launch) == candidates(p, launch)[0]
 
 

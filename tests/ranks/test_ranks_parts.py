@@ -65,7 +65,7 @@ def test_torchrun_and_our_variables_conflict_by_name(ours, theirs, words):
 
 
 def beat(**facts: Any) -> dict[str, Any]:
-    return {"phase": "running", "step": 5, "made": 5, "done": 10, "collective": "all-reduce 7", "waiting": False, "seconds": 0.1, "stack": ["a.py:1 f"]} | facts
+    return {"phase": "running", "step": 5, "made": 5, "done": 10, "collective": "all-reduce 7", "waiting": False, "device": False, "seconds": 0.1, "stack": ["a.py:1 f"]} | facts
 
 
 def judge(posts: int = 1, here: int = 2, **limits: float) -> Judge:
@@ -136,6 +136,16 @@ def test_ranks_that_all_wait_have_lost_each_other():
         found.beat(1, beat(waiting=True, done=9), second)
     verdict = found.tick(26.5)
     assert verdict.code == "E-RUN-063" and verdict.rank == 1
+
+
+def test_ranks_that_wait_for_their_devices_have_longer():
+    found = judge()
+    for second in range(252):
+        hear(found, second)
+        for rank in range(2):
+            found.beat(rank, beat(waiting=True, device=True, done=11), second)
+        assert (found.tick(second) is not None) == (second > 250)
+    assert found.tick(251).code == "E-RUN-063"
 
 
 def test_a_broken_connection_waits_for_its_cause():

@@ -116,7 +116,12 @@ def options(folder: Path, **keys) -> RunOptions:
 def main(arguments: list[str]) -> int:
     folder = Path(arguments[0])
     words = dict(word.split("=", 1) for word in arguments[1:])
-    plan = make_plan(folder, steps=int(words.pop("steps", 60)), delay=float(words.pop("delay", 0)),
+    delay, program = float(words.pop("delay", 0)), None
+    if words.pop("flying", ""):
+        from flying import FlyingProgram
+
+        program = FlyingProgram(delay=delay)
+    plan = make_plan(folder, steps=int(words.pop("steps", 60)), delay=delay, program=program,
                      every=int(words.pop("every", 20)), checkpoint_every=int(words.pop("cadence", 7)))
     try:
         return execute(RunOptions(folder=str(folder), **words), plan)

@@ -11,7 +11,8 @@ import torch
 from fake_run import FakeProgram, make_plan
 from flying import FlyingProgram
 from test_loop import Script, Writes, of
-from test_session import go, points, weights
+from test_session import go, points, records, weights
+from test_signals import FILES, start, until
 
 from sexpgpu.diagnostics import SexpError, fail
 from sexpgpu.run.bind import bind
@@ -358,3 +359,21 @@ def test_whole_runs_write_the_same(tmp_path):
     facts = [json.loads((tmp_path / name / "s.json").read_text()) for name in "cd"]
     assert [f["step"] for f in facts] == [136, 136] and facts[0]["error"] == facts[1]["error"]
     assert sorted(p.name for p in (tmp_path / "d/ck").glob("step-*")) == sorted(p.name for p in (tmp_path / "c/ck").glob("step-*"))
+
+
+@pytest.mark.parametrize("which", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
+def test_a_process_that_is_ended_while_steps_fly_goes_on_bit_for_bit(tmp_path, which):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    assert go(tmp_path / "a", steps=400) == 0
+    process = start(tmp_path / "b", *FILES, "flying=1", "steps=400", "delay=0.002")
+    until(tmp_path / "b", 40, process)
+    process.send_signal(which)
+    _, said = process.communicate(timeout=60)
+    if which != signal.SIGKILL and process.returncode != 0:  # else it was at its end already
+        assert process.returncode == 4, said
+        assert records(tmp_path / "b/m.jsonl")[-1]["event"] == "stopped"
+    assert go(tmp_path / "b", steps=400, resume="latest") == 0
+    a, b = weights(tmp_path / "a/ck/step-400"), weights(tmp_path / "b/ck/step-400")
+    assert all(torch.equal(a[name], b[name]) for name in a)
+    assert points(tmp_path / "a/m.jsonl") == points(tmp_path / "b/m.jsonl")

@@ -16,7 +16,7 @@ from sexpgpu.backends.cuda.rank_maps import PROGRAMS, cut, power, precise, sums_
 from sexpgpu.ir import Node
 from sexpgpu.ops import build, table
 
-TILE = 64  # rows
+TILE = 32  # rows
 
 
 def _sums(node: Node) -> list[tuple[int, Any, tuple[int, int]]]:
@@ -46,7 +46,7 @@ def row_chain(node: Node, operands: Sequence[torch.Tensor], outs: Mapping[int, t
     function = _kernel(node.attrs["program"], node.attrs["outputs"], tuple(sorted(outs)), columns, precise())
     programs, room = _programs(node), scratch.view(torch.float32)
     written = [outs[i] for i in sorted(outs) if not any(i == number for number, _, _ in sums)]
-    function[(programs,)](*(x.contiguous() for x in operands), *written, room, programs, num_warps=4)
+    function[(programs,)](*(x.contiguous() for x in operands), *written, room, programs, num_warps=8 if sums else 4, num_stages=1)
     wanted = [s for s in sums if s[0] in outs]
     if wanted:
         scales = tuple(node.attrs["outputs"][i][0][2] for i, _, _ in wanted)
@@ -93,14 +93,14 @@ def _kernel(program: tuple[Any, ...], outputs: tuple[Any, ...], wanted: tuple[in
                 body.insert(1, f"c{k} = tl.arange(0, {kp})[None, :]")
             body.append(f"v{number} = tl.dot({left}, w, input_precision=\"{precision}\") * {scale!r}")
         widths.append(n)
-    for i in values:
-        number = outputs[i][0][1]
-        n = outputs[i][1][1]
-        body.append(f"tl.store(o{i} + r * {n} + c{n}, v{number}{f', mask={inside(n)}' if inside(n) else ''})")
-    for i, pairs, _ in sums:
-        for a, b in pairs:
-            x, y = (f"v{v}" if whole else f"tl.where(r < {rows}, v{v}, 0.0)" for v in (a, b))
-            body.append(f"s{i} = tl.dot(tl.trans({x}), {y}, s{i}, input_precision=\"{precision}\")")
+        for i in values:  # what is not needed any more leaves its registers
+            if outputs[i][0][1] == number:
+                body.append(f"tl.store(o{i} + r * {n} + c{n}, v{number}{f', mask={inside(n)}' if inside(n) else ''})")
+        for i, pairs, _ in sums:
+            for a, b in pairs:
+                if max(a, b) == number:
+                    x, y = (f"v{v}" if whole else f"tl.where(r < {rows}, v{v}, 0.0)" for v in (a, b))
+                    body.append(f"s{i} = tl.dot(tl.trans({x}), {y}, s{i}, input_precision=\"{precision}\")")
     text += [loop, *(f"        {line}" for line in body)]
     offset, total = 0, sum(k * n for _, _, (k, n) in sums)
     for i, _, (k, n) in sums:

@@ -252,6 +252,8 @@ def _settle(known: Choices, product: Product, key: str, apart: Callable[[], None
     name = known.find(key)
     if name is not None and name != APART and name not in found:
         known.notes[key] = f"the choice that was kept, {name}, is not proposed here"
+        if f"{known.machine}: {key}" in known.given:
+            sys.stderr.write(f"not bit-exact: the checkpoint's algorithm of a matrix product, {printable(key)}, is not proposed here\n")
         name = None
     measured = name is None
     if name is None and torch.cuda.is_current_stream_capturing():  # nothing can be measured now

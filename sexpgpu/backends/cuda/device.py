@@ -51,7 +51,7 @@ def open_device(chosen: Sequence[int] | None = None) -> Device:
     count = _visible()
     names = [f"{i}: {torch.cuda.get_device_name(i)}" for i in range(count)]
     if chosen is None and count > 1:
-        fail("E-DEV-005", f"{count} GPUs are visible, and none is chosen", notes=names, help="export SEXPGPU_DEVICES=0")
+        fail("E-DEV-005", f"{count} GPUs are visible, and none is chosen", notes=names, help=("export SEXPGPU_DEVICES=0", "or several: SEXPGPU_DEVICES=0,1"))
     ordinal = 0 if chosen is None else chosen[0]
     if ordinal >= count:
         limit = os.environ.get("CUDA_VISIBLE_DEVICES")

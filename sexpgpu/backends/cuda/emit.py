@@ -27,6 +27,9 @@ _LOADS = {"bf16": "from_bf16", "f16": "from_f16", "bool": "from_bool"}
 _STORES = {"bf16": "to_bf16", "f16": "to_f16", "bool": "to_bool"}
 
 
+FEW = 2  # blocks of rows that one program sums, so that no other launch puts partial sums together
+
+
 @dataclass(frozen=True)
 class Blocks:
     """How a kernel is cut: rows and columns of a program, programs that share the rows, warps."""
@@ -109,7 +112,8 @@ def _gpu_blocks(kind: str, rows: int, columns: int, sums: bool) -> Blocks:
         wide = next_power(columns)
         if sums:
             high = max(1, min(next_power(rows), 1024 // wide))
-            return Blocks(high, wide, min(4 * processors, -(-rows // high)), _warps(high * wide, 256), 3)
+            blocks = -(-rows // high)
+            return Blocks(high, wide, min(4 * processors, blocks) if blocks > FEW else 1, _warps(high * wide, 256), 3)
         high = max(1, min(next_power(rows), 2048 // wide))
         return Blocks(high, wide, 1, _warps(high * wide, 1024 if wide <= 2048 else 512))
     if kind == "long":  # few rows at once, so that the second pass finds its row in the cache
@@ -118,7 +122,7 @@ def _gpu_blocks(kind: str, rows: int, columns: int, sums: bool) -> Blocks:
     high = max(1, min(next_power(rows), 4096 // wide))
     across = -(-columns // wide)
     blocks = -(-rows // high)
-    return Blocks(high, wide, max(1, min(blocks, -(-16 * processors // across))), 4, 3 if blocks > 4 else 1)
+    return Blocks(high, wide, max(1, min(blocks, -(-16 * processors // across))) if blocks > FEW else 1, 4, 3 if blocks > 4 else 1)
 
 
 def _warps(elements: int, each: int) -> int:

@@ -91,6 +91,11 @@ class Exchange:
         widest = max(((b.stop - b.start) * self.arena.lines[b.line].vector.element_size() for b in self.buckets), default=0)
         return 2 * widest if self.team.wire == "bf16" else 0
 
+    def follow(self) -> None:
+        """Before the first launches are made: ranks other than 0 wait until it has compiled and rehearsed, and take its choices."""
+        if self._stream is not None and not self._met and self.team.rank:
+            choice.take(json.loads(self.team.tell("")))
+
     def rehearsal(self, work: Callable[[], None]) -> Callable[[], None]:
         """What is done before `work` is captured. The first time all ranks do it, so that they are connected: rank 0 alone first, which
         compiles what is not in the caches yet and chooses kernels, and then all with its choices. Later the others may have no
@@ -110,9 +115,7 @@ class Exchange:
             self._met = True
             if self.team.rank == 0:
                 quietly()
-            told = self.team.tell(json.dumps(choice.used()) if self.team.rank == 0 else "")
-            if self.team.rank:
-                choice.take(json.loads(told))
+                self.team.tell(json.dumps(choice.used()))
             work()
 
         return rehearse

@@ -15,8 +15,8 @@ from sexpgpu.backends.cuda import choice, modules
 from sexpgpu.backends.cuda.attention import backward as gradients
 from sexpgpu.backends.cuda.attention import fits
 from sexpgpu.backends.cuda.cartesian.launch import Products, on_device
-from sexpgpu.backends.cuda.cublaslt import TYPES, Product
 from sexpgpu.backends.cuda.chains import chain_scratch, row_chain
+from sexpgpu.backends.cuda.cublaslt import TYPES, Product
 from sexpgpu.backends.cuda.rank_maps import rank_map, rank_weights, weights_scratch
 from sexpgpu.diagnostics import fail
 from sexpgpu.ir import Node, Origins

@@ -32,8 +32,8 @@ from sexpgpu.ir import Node, postorder
 from sexpgpu.ops import build, constant
 from sexpgpu.ops.philox import draw_key
 from sexpgpu.ops.random import draw_kind
-from sexpgpu.passes.flatten import Flat
 from sexpgpu.passes.bounds import BAD, bounded_fields, guard_indices
+from sexpgpu.passes.flatten import Flat
 
 ALIVE = "//alive"  # no parameter's path
 COUNT = "//step"
@@ -102,9 +102,14 @@ class CudaProgram:
         self._make_shadows()
         if first is not None:
             self._compiled[False, None] = first, Compiled(*self._update_results(), self.target, self.traced.origins)
-        self.plan: MemoryPlan = self._memory(*self._graphs(False), divided, [self._graphs(True)[0]] if self.apart else [])
+        self.plan: MemoryPlan = self._memory(*self._graphs(False), divided, self._others())
         again = None if self.traced.remat or not self.traced.layers else lambda: self._memory(self._micro(False, remat=self.traced.layers), self._graphs(False)[1], divided)
         check_plan(self.plan, budget, again)
+
+    def _others(self) -> list[Compiled]:
+        """Graphs that may need more memory than a step does: with metrics and taps, and evaluations of more samples than a micro-batch has."""
+        large = [e for e in self.config.evals if not e.data.source.structures and e.data.batch > self.traced.samples]
+        return [self._graphs(True)[0]] * self.apart + [self._eval_graph(e.name, self.staged.evaluation(e.name, e.data.batch)[1]) for e in large]
 
     def _memory(self, forward: Compiled, update: Compiled, divided: Collection[str], others: Sequence[Compiled] = ()) -> MemoryPlan:
         return memory_plan(self.traced, self.schema(), forward, update, divided, self.team.ranks, self.exchange.bytes if self.exchange else 0, others)
@@ -171,7 +176,7 @@ class CudaProgram:
         if self.apart:
             found |= _parameters(self._micro(True))
         for e in self.config.evals:
-            size = e.data.capacity if e.data.source.structures else float(e.data.batch)
+            size = e.data.capacity if e.data.source.structures else e.data.batch
             _, plain = self.staged.evaluation(e.name, size)
             found |= _parameters(self._eval_graph(e.name, plain)) - ({str(self.traced.params[n].node.attrs["path"]) for n in self.traced.averages} if e.weights == "ema" else set())
         return found
@@ -243,8 +248,6 @@ class CudaProgram:
         if node.op == "state" and node.attrs["path"] == ALIVE:
             return self._alive
         kind, name = source_of(node)
-        if kind == "param" and name in self._in_vectors and (kind, name) not in self._known:  # by a reader that knows no copies
-            return self._in_vectors[name].to(self.dtype)
         if name.startswith(HOME):
             return self._arena.place(name.removeprefix(HOME))
         if name.startswith(SHADOW):
@@ -252,6 +255,11 @@ class CudaProgram:
         if kind in ("input", "gradient"):
             return extra[name]
         return self._known[kind, name]
+
+    def _read(self, node: Node, extra: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """As `_leaf`, for a graph that knows no copies: of a divided parameter it reads nothing else."""
+        kind, name = source_of(node)
+        return self._in_vectors[name].to(self.dtype) if kind == "param" and (kind, name) not in self._known else self._leaf(node, extra)
 
     def _draw(self, offset: int) -> Callable[[str, tuple], torch.Tensor]:
         def find(what: str, parts: tuple) -> torch.Tensor:
@@ -269,6 +277,8 @@ class CudaProgram:
 
     def _build_step(self, logged: Sequence[bool], capacity: Any = None) -> tuple[Replay, Report]:
         """Steps in a row, each on its own batch, as one replay."""
+        if self.exchange is not None:
+            self.exchange.follow()
         graphs = [self._graphs(one, capacity) for one in logged]
         report = Report(self.place, self.dtype, sum(len(forward.results) + len(update.results) for forward, update in graphs))
         arena = self._activation(max(part.plan.size for pair in graphs for part in pair))
@@ -290,6 +300,7 @@ class CudaProgram:
 
     def _activation(self, size: int) -> torch.Tensor:
         """Memory for values between launches; one for all replays, as they follow one another."""
+        size = max(size, self.plan.arena)
         if self._activations is None or len(self._activations) < size:
             self._activations = torch.empty(size, dtype=torch.uint8, device=self.place)
         return self._activations
@@ -565,9 +576,9 @@ class CudaProgram:
             fields = self._part(whole, part)
             place = self.config.seed, self.updates, self._offset(part)
             if part + 1 == parts and self.team.ranks > 1:
-                raise_bad_index(results, lambda leaf, fields=fields: self._leaf(leaf, fields), place, self.traced.origins, False)  # type: ignore[misc]
+                raise_bad_index(results, lambda leaf, fields=fields: self._read(leaf, fields), place, self.traced.origins, False)  # type: ignore[misc]
                 self.team.sum_floats([0.0])  # the rank whose index it is ends the run
-            raise_bad_index(results, lambda leaf, fields=fields: self._leaf(leaf, fields), place, self.traced.origins, part + 1 == parts)  # type: ignore[misc]
+            raise_bad_index(results, lambda leaf, fields=fields: self._read(leaf, fields), place, self.traced.origins, part + 1 == parts)  # type: ignore[misc]
 
     def evaluate(self, name: str, batch: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
         packed = "graph-mask" in batch

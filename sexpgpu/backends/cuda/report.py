@@ -18,7 +18,7 @@ from sexpgpu.backends.ranks import Assumed
 from sexpgpu.diagnostics import printable
 from sexpgpu.ir import Node, Origins
 from sexpgpu.ops import table
-from sexpgpu.passes.schedule.fuse import Call, Kernel, Launch
+from sexpgpu.passes.schedule.fuse import Call, Kernel, Launch, original
 from sexpgpu.passes.schedule.views import PLAIN, data
 
 
@@ -178,20 +178,48 @@ def fused_text(program: CudaProgram) -> str:
         out.append(f"{name}: {len(found)} launches")
         for line, row in zip(table_lines(found)[1:], found, strict=True):
             out += [line, *(f"        {printable(text)}" for text in row.kept)]
-        out += product_lines(compiled, program.traced.origins)
+        out += product_lines(compiled, program.traced.origins) + again_lines(compiled, program.traced.origins)
     return "\n".join(out)
+
+
+def again_lines(compiled: Compiled, origins: Origins) -> list[str]:
+    """What is computed again for the backward pass instead of kept, what that saves and costs, and what is kept though it could be;
+    equal layers share a line. Then the launches that `:remat` runs again."""
+    found, out = compiled.recomputed, []
+    groups: dict[str, list[tuple[int, float]]] = {}
+    for choice_ in found.choices:
+        groups.setdefault(_named(choice_.node, origins), []).append((choice_.saved, choice_.seconds))
+    for what, members in groups.items():
+        saved, seconds = (sum(m[i] for m in members) for i in (0, 1))
+        out.append(f"  computed again, not kept: {len(members)} x {what}: {size(int(saved))} less at the peak for about {seconds * 1e6:,.0f} µs a step")
+    chosen = {choice_.node for choice_ in found.choices}
+    refused: dict[tuple[str, str], int] = {}
+    for node, why in found.refused.items():
+        if node not in chosen:
+            refused[_named(node, origins), why] = refused.get((_named(node, origins), why), 0) + 1
+    out += [f"  kept: {count} x {what}: {why}" for (what, why), count in refused.items()]
+    second = sum(any(original(node) is not node for node in launch.stores) for launch in compiled.schedule.launches)
+    return out + ([f"  :remat runs {second} launches again, in the order of the backward pass"] if second else [])
+
+
+def _named(node: Node, origins: Origins) -> str:
+    paths = origins.of(node).paths
+    return f"{node.op} {node.type}" + (f" in {printable(re.sub(r'/[0-9]+(?=/|$)', '', paths[0]))}" if paths else "")
 
 
 def plan_text(program: CudaProgram) -> str:
     """The memory plan, and where each value lies in the arena from which launch to which."""
     out = program.plan.lines()
     for name, compiled in graphs(program):
+        out += again_lines(compiled, program.traced.origins)
         out.append(f"{name}: arena of {size(compiled.plan.size)}, of which at most {size(compiled.plan.peak)} are in use at once")
         lives = compiled._lives()
         for key, start in sorted(compiled.plan.offsets.items(), key=lambda item: (item[1], lives[item[0]].first)):
             life = lives[key]
             node = key if isinstance(key, Node) else key[1]  # type: ignore[index]
-            what = f"{node.op} {node.type}" if isinstance(key, Node) else f"partial sums of {node.op} {node.type}"
+            again, node = original(node) is not node, original(node)
+            what = f"{node.op} {node.type}" if isinstance(key, Node) else f"{'logits of' if key[0] == 'scratch' else 'partial sums of'} {node.op} {node.type}"  # type: ignore[index]
+            what += ", made again" if again else ""
             paths = program.traced.origins.of(node).paths
             out.append(f"  {start:>14,} … {start + life.size:>14,}  launches {life.first} … {life.last}  {what}{'  ' + printable(paths[0]) if paths else ''}")
     return "\n".join(out + exchange_lines(program))

@@ -17,6 +17,7 @@ from sexpgpu.backends.interpreter.draws import Mask, draw
 from sexpgpu.backends.interpreter.dtypes import TORCH
 from sexpgpu.backends.interpreter.lines import write
 from sexpgpu.backends.interpreter.repeat import Repeat
+from sexpgpu.backends.interpreter.shapes import dtype_of
 from sexpgpu.backends.interpreter.steps import FUNCTIONS
 from sexpgpu.ir import Node
 from sexpgpu.ops import table
@@ -58,7 +59,7 @@ def emit(
     for step in written.steps:
         if step.needs[:1] == ("mask",):
             _, number, drawn, factor = step.needs
-            space[f"m{number}"] = Mask(drawn) if factor is None else Mask(drawn, factor, step.outputs[0].type.dtype)
+            space[f"m{number}"] = Mask(drawn) if factor is None else Mask(drawn, factor, dtype_of(step.outputs[0]))
         elif step.needs:
             _, number, node = step.needs
             space[f"f{number}"], space[f"n{number}"] = table()[node.op].reference, node

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, cast
 
 from sexpgpu.backends.interpreter.fuse import RULES, Graph, Step, matrix_product
 from sexpgpu.backends.interpreter.lines import Line, Writer
@@ -91,7 +91,10 @@ def computed(step: Step) -> list[Node]:
     """The nodes that a step computes, operands first; views within it, and what an earlier call kept for it, are none."""
     ops = table()
     known = {v for v in step.inputs if isinstance(v, Node)}
-    for word, node in (v for v in step.inputs if not isinstance(v, Node)):  # type: ignore[misc]
+    for value in step.inputs:
+        if isinstance(value, Node):
+            continue
+        word, node = cast(tuple[Any, Node], value)
         known |= {node, *node.inputs}
         if word == "mean":
             known |= {i for n in (node, *node.inputs) for i in n.inputs if i.op == "normalize"}

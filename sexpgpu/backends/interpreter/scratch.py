@@ -56,7 +56,7 @@ def _as_rows(value: Value, at: At) -> int:
         if seen is None:
             return bytes_of(value)
         shape, strides = flat, seen
-    return bytes_of(value) if _unlike_matrix(*shape, strides) else 0
+    return bytes_of(value) if _unlike_matrix(shape[0], shape[1], strides) else 0
 
 
 def _product(step: Step, at: At, threads: int) -> int:
@@ -78,7 +78,7 @@ def _batched(a: Value, b: Value, at: At, width: int = 0) -> int:
         wide = [0] * gaps + [0 if n == 1 and m != 1 else s for n, m, s in zip(shape[:-2], batch[gaps:], strides, strict=False)]
         whole = (*batch, *shape[-2:])
         seen = viewed(whole, (*wide, *strides[-2:]), (prod(batch), *shape[-2:]))
-        if seen is None or _unlike_matrix(*shape[-2:], seen[-2:]):
+        if seen is None or _unlike_matrix(shape[-2], shape[-1], seen[-2:]):
             copies += prod(whole) * (width or bytes_of(value) // max(1, prod(shape)))
     return copies
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import prod
-from typing import Any
+from typing import Any, cast
 
 from sexpgpu.backends.interpreter.fuse import Value
 from sexpgpu.ir import DTYPES, Node
@@ -63,7 +63,7 @@ def bytes_of(value: Value) -> int:
 
 def _beside(value: Value) -> tuple[Any, Node]:
     """Word and node of what a call gives beside nodes; of a second making those of the first."""
-    word, node = value  # type: ignore[misc]
+    word, node = cast(tuple[Any, Node], value)
     return word, original(node)
 
 

@@ -26,7 +26,7 @@ CODES: dict[str, Entry] = {
         "CUDA_VISIBLE_DEVICES=3 SEXPGPU_DEVICES=0 sexpgpu run digits.lisp --device cuda",
         "With `CUDA_VISIBLE_DEVICES=3` the process sees one GPU, and that is number 0.")),
     "E-DEV-005": Entry("which GPU", page(
-        "Several GPUs are visible and nothing says which one to take. A run uses one GPU in this version.",
+        "Several GPUs are visible and nothing says which ones to take. `SEXPGPU_DEVICES=0` takes one, `SEXPGPU_DEVICES=0,1` trains on two.",
         "sexpgpu run digits.lisp --device cuda   # on a machine with 8 GPUs",
         "SEXPGPU_DEVICES=0 sexpgpu run digits.lisp --device cuda",
         "Taking the first one silently would put the runs of two people on the same GPU.")),

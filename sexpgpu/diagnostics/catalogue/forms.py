@@ -17,7 +17,6 @@ EVAL: dict[str, Entry] = {
     "E-EVAL-112": Entry("optimizer returns the wrong thing", "An optimizer returns the new parameter and the new value of each of its slots, in order and with unchanged shapes.\n\nWrong: `(defoptimizer o (param grad) :state ((m zeros)) (- param grad))`\nRight: `(defoptimizer o (param grad) :state ((m zeros)) (list (- param grad) m))`"),
     "E-EVAL-113": Entry("number does not fit the tensor", "A compile-time number takes the dtype of the tensor it meets; fractions do not fit integer tensors.\n\nWrong: `(* label 0.5)` for an i32 label\nRight: `(* (cast label f32) 0.5)`"),
     "E-EVAL-114": Entry("tensor expected", "An op got something that is no tensor.\n\nWrong: `(relu \"x\")`\nRight: `(relu x)`"),
-    "E-EVAL-115": Entry("not in this version", "The language has this form or key, and this version of the compiler does not support it yet.\n\nWhy: `:remat` saves memory on a GPU; on the CPU there is nothing to recompute for.\n\nWrong: `(defrun train … :remat (\"block/*\"))`\nRight: `(defrun train …)`"),
 }
 EVAL |= {
     "E-EVAL-130": Entry("nothing to share", "A call of a layer says `:share true`, and within this entry no earlier call made that path.\n\nWhy: `:share true` means the parameters of an earlier call; a first call makes them.\n\nWrong: `(linear x 8 :share true)`\nRight: `(linear x 8 :name \"a\")`, then `(linear y 8 :name \"a\" :share true)`"),

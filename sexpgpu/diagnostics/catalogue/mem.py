@@ -18,9 +18,10 @@ Right:
     ),
     "E-MEM-002": Entry(
         "more than the device's memory",
-        """The program was planned before its first step, and the plan is larger than the memory of the device that is free, or
-than `SEXPGPU_MEMORY`. The message says what each part takes, names the largest tensors by the layer that makes them, and the
-largest batch that would fit. Parameters, gradients and the optimizer's state do not depend on the batch; activations do.
+        """The program was planned before its first step, and the plan is larger than the memory of the GPU that is free, or, on any
+device, than `SEXPGPU_MEMORY`. The message says what each part takes, names the largest tensors by the layer that makes them, the
+largest batch that would fit, and what `:accumulate` or `:remat true` would take. Parameters, gradients and the optimizer's state do not
+depend on the batch; activations do.
 
 Wrong:
     :data (batches d :batch 512)

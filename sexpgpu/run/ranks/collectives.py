@@ -9,6 +9,7 @@ On CUDA every call goes to the current stream and returns at once, so that a pro
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import math
 import os
@@ -42,6 +43,7 @@ NCCL = {
     "TORCH_NCCL_ENABLE_MONITORING": "0",
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
     "TORCH_NCCL_TRACE_BUFFER_SIZE": "0",
+    "TORCH_FR_BUFFER_SIZE": "0",
 }
 
 
@@ -113,7 +115,9 @@ class Collectives:
             return self._gloo(name, rank, size)
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = FOREVER
-        return dist.ProcessGroupNCCL(dist.PrefixStore(name, self._store), rank, size, options)
+        group = dist.ProcessGroupNCCL(dist.PrefixStore(name, self._store), rank, size, options)
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))  # it ends with the process: its destructor waits for ranks, and for graphs, that are gone
+        return group
 
     def _gloo(self, name: str, rank: int, size: int) -> Any:
         options = dist.ProcessGroupGloo._Options()
@@ -127,7 +131,7 @@ class Collectives:
 
     def waiting(self, what: str) -> AbstractContextManager[None]:
         """Around a wait of the host for the device, which does its own work and waits for the other ranks."""
-        return self._member.collective(what, counts=False)
+        return self._member.collective(what, device=True)
 
     def waited(self, seconds: float) -> None:
         """So long the device waited for them: no time of this rank's own."""

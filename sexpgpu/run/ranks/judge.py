@@ -53,6 +53,7 @@ class Rank:
     done: int = -1
     collective: str = ""
     waiting: bool = False
+    device: bool = False  # it waits for its own device, which may be at work
     seconds: float | None = None  # of its own a step, without waiting
     stack: Sequence[str] = ()
     heard: float = 0.0
@@ -135,6 +136,7 @@ class Judge:
             rank.moved = now
         rank.phase, rank.step, rank.made, rank.done = facts["phase"], facts["step"], facts["made"], facts["done"]
         rank.collective, rank.waiting, rank.seconds, rank.stack = facts["collective"], facts["waiting"], facts["seconds"], facts["stack"]
+        rank.device = facts["device"]
 
     def lost(self, number: int, why: str, now: float) -> None:
         rank = self.ranks[number]
@@ -247,7 +249,7 @@ class Judge:
                 return Verdict("E-RUN-062", f"{rank.name} has done nothing new for {spoken(now - rank.moved)} while {_doing(rank)}"
                                + (f"; {len(waiting)} of {len(self.ranks)} ranks wait for it" if waiting else ""), self._notes(rank),
                                (f"--deadline {rank.phase}=10m gives it longer",), rank=rank.rank)
-        limit = self.limits["running"]
+        limit = self.limits["running"] * (10 if any(r.device for r in waiting) else 1)  # a step of the devices may be a long one
         if waiting and len(waiting) == len(there) == len(self.ranks) and all(now - r.moved > limit for r in there):
             last = min(there, key=lambda r: r.done)
             return Verdict("E-RUN-063", f"every rank waits for the others for {spoken(limit)}; {last.name} is the one furthest behind, {_doing(last)}",

@@ -50,6 +50,7 @@ class Member:
         self._phase, self._step, self._made, self._done = "starting", 0, 0, 0
         self._collective, self._number, self._waiting = "", 0, 0  # waiting: how many of its threads do
         self._counting = threading.Lock()
+        self._device = False
         self._waited = 0.0  # seconds in collectives, in all
         self._mark = (time.monotonic(), 0.0)
         self._own: deque[float] = deque(maxlen=20)  # seconds a step without waiting
@@ -90,13 +91,14 @@ class Member:
         self._done += 1
 
     @contextlib.contextmanager
-    def collective(self, name: str, waits: bool = True, counts: bool = True) -> Iterator[None]:
-        """Around a collective. One that breaks ends in `lost`; `waits` is false where it is only begun, `counts` where its time is this
-        rank's own work, too."""
+    def collective(self, name: str, waits: bool = True, device: bool = False) -> Iterator[None]:
+        """Around a collective. One that breaks ends in `lost`; `waits` is false where it is only begun. device: the host waits for its
+        device, which has work of its own, too."""
         self._number += 1
         self._collective, begin = f"{name} {self._number}", time.monotonic()
         self._done += 1
         self._wait(int(waits))
+        self._device = device
         try:
             yield
         except RuntimeError as error:
@@ -105,8 +107,9 @@ class Member:
             self.lost(str(error))
         finally:
             self._wait(-int(waits))
+            self._device = False
         self._done += 1
-        if counts:
+        if not device:
             self._waited += time.monotonic() - begin
 
     def waited(self, seconds: float) -> None:
@@ -195,7 +198,7 @@ class Member:
         stack = traceback.extract_stack(frame)[-FRAMES:] if frame is not None else []
         own = list(self._own)
         return {"phase": self._phase, "step": self._step, "made": self._made, "done": self._done, "collective": self._collective,
-                "waiting": self._waiting > 0, "seconds": round(sum(own) / len(own), 6) if own else None,
+                "waiting": self._waiting > 0, "device": self._device, "seconds": round(sum(own) / len(own), 6) if own else None,
                 "stack": [f"{_short(s.filename)}:{s.lineno} {s.name}" for s in stack]}
 
 

@@ -14,7 +14,7 @@ from sexpgpu.backends.cuda.cartesian.config import Config, config
 from sexpgpu.backends.cuda.cartesian.lanes import suits
 from sexpgpu.backends.cuda.cartesian.product import of_node
 from sexpgpu.ir import Node, Origins, postorder
-from sexpgpu.ops import build
+from sexpgpu.ops import build, constant
 from sexpgpu.ops.cartesian.product import SLOTS
 
 INNER = 64  # columns of hidden rows whose fragments a thread has registers for
@@ -53,23 +53,45 @@ def join(results: Mapping[str, Node], origins: Origins | None = None) -> dict[st
     return _rebuilt(results, groups, _factored(order, results, config()), origins)
 
 
-def _factored(order: list[Node], results: Mapping[str, Node], settings: Config) -> set[Node]:
-    """Matrix products that are read as weights alone, by products that can take their factors."""
+def _factored(order: list[Node], results: Mapping[str, Node], settings: Config) -> dict[Node, tuple[Node, Node]]:
+    """Matrix products, also with a bias, that are read as weights alone by products which can take their factors: each with its two."""
     fit = {n for n in order if n.op in PRODUCTS and _takes_factors(n, settings)}
-    kept = set(results.values())
-
-    def suited(x: Node) -> bool:
-        if x.op != "matmul" or x in kept:
-            return False
-        left, right = (i.type for i in x.inputs)
-        return left.rank == right.rank == 2 and left.dtype == right.dtype == x.type.dtype and left.shape[1] <= INNER
-
-    found = {x for n in fit for slot, x in _filled(n).items() if slot == "weights" and suited(x)}
+    found: dict[Node, tuple[Node, Node]] = {}
+    for n in fit:
+        for slot, x in _filled(n).items():
+            pair = _factors(x) if slot == "weights" and x not in found else None
+            if pair is not None:
+                found[x] = pair
+    for x in results.values():
+        found.pop(x, None)
     for n in order:
         for slot, x in _filled(n).items() if n in fit else ((None, x) for x in n.inputs):
-            if x in found and slot != "weights":
-                found.discard(x)
+            if slot != "weights":
+                found.pop(x, None)
     return found
+
+
+def _factors(x: Node) -> tuple[Node, Node] | None:
+    """[rows inner] and [inner columns] whose product a node is. A bias is one more row of the second, beside a column of ones."""
+    bias: Node | None = None
+    if x.op == "matmul-bias":
+        left, right, bias = x.inputs
+    elif x.op == "matmul":
+        left, right = x.inputs
+    elif x.op == "+" and len(x.inputs) == 2 and {i.op for i in x.inputs} >= {"matmul"}:
+        number = 0 if x.inputs[0].op == "matmul" else 1
+        (left, right), bias = x.inputs[number].inputs, x.inputs[1 - number]
+    else:
+        return None
+    dtype = x.type.dtype
+    if left.type.rank != 2 or right.type.rank != 2 or left.type.dtype != dtype or right.type.dtype != dtype or left.type.shape[1] > INNER:
+        return None
+    if bias is None:
+        return left, right
+    if bias.type.shape != right.type.shape[1:] or bias.type.dtype != dtype:
+        return None
+    ones = build("broadcast", constant(1.0, dtype), shape=(left.type.shape[0], 1), batch=left.type.batch)
+    return build("concat", left, ones, axis=1), build("concat", right, build("reshape", bias, shape=(1, *bias.type.shape)), axis=0)
 
 
 def _takes_factors(node: Node, settings: Config) -> bool:
@@ -169,12 +191,12 @@ def _may(home: _Group, new: _Group, *all_: list[_Group]) -> bool:
     return not any(g.needs & own and needs & g.own for groups in all_ for g in groups if g is not home and g is not new)
 
 
-def _rebuilt(results: Mapping[str, Node], groups: list[_Group], factored: set[Node], origins: Origins | None) -> dict[str, Node]:
+def _rebuilt(results: Mapping[str, Node], groups: list[_Group], factored: Mapping[Node, tuple[Node, Node]], origins: Origins | None) -> dict[str, Node]:
     home: dict[Node, tuple[_Group, int]] = {}
     operands: dict[int, list[tuple[str, Node]]] = {}
     for group in groups:
         alone = len(group.members) == 1 and len(group.members[0].products) == 1
-        if alone and not factored.intersection(group.members[0].products[0].inputs):
+        if alone and not any(x in factored for x in group.members[0].products[0].inputs):
             continue
         seen: dict[tuple[str, Node], None] = {}
         for s in group.members:
@@ -195,7 +217,7 @@ def _rebuilt(results: Mapping[str, Node], groups: list[_Group], factored: set[No
         if found is not None:
             group, number = found
             given = [x for _, x in operands[id(group)]]
-            below = [y for x in given for y in (x.inputs if x in factored else (x,))] + list(group.members[0].products[0].inputs[3:]) + group.members[number].others
+            below = [y for x in given for y in factored.get(x, (x,))] + list(group.members[0].products[0].inputs[3:]) + group.members[number].others
         waiting = [b for b in below if b not in done]
         if waiting:
             stack += waiting
@@ -214,14 +236,14 @@ def _made(node: Node, done: Mapping[Node, Node]) -> Node:
     return node if inputs == node.inputs else build(node.op, *inputs, **node.attrs)
 
 
-def _joint(group: _Group, number: int, operands: list[Any], factored: set[Node], done: Mapping[Node, Node]) -> Node:
+def _joint(group: _Group, number: int, operands: list[Any], factored: Mapping[Node, tuple[Node, Node]], done: Mapping[Node, Node]) -> Node:
     places = {key: i for i, key in enumerate(operands)}
     outputs = []
     for s in group.members:
         uses = tuple(tuple(places[slot, x] for slot, x in _filled(p).items() if slot in SLOTS) for p in s.products)
         outputs.append((s.target, s.products[0].type.shape, s.products[0].type.batch, uses))
     first = group.members[0].products[0]
-    pairs = [x.inputs if x in factored else (x,) for _, x in operands]
+    pairs = [factored.get(x, (x,)) for _, x in operands]
     inputs = [done[p[0]] for p in pairs] + [done[p[1]] for p in pairs if len(p) > 1] + [done[x] for x in first.inputs[3:]]
     inner = tuple(p[0].type.shape[1] if len(p) > 1 else 0 for p in pairs)
     keep = {k: first.attrs[k] for k in ("l-max", "paths", "reduce-paths")}

@@ -27,12 +27,14 @@ DEEP = 16  # rows of a matrix instruction's inner dimension
 
 
 class Lanes(NamedTuple):
-    """`lanes` of a warp hold the channels of an edge, `wide` each; a thread takes `deep` edges at once; so many `warps`."""
+    """`lanes` of a warp hold the channels of an edge, `wide` each; a thread takes `deep` edges at once; so many `warps`, and at most
+    `registers` a thread unless 0."""
 
     lanes: int
     wide: int
     deep: int
     warps: int
+    registers: int = 0
 
     @property
     def channels(self) -> int:
@@ -97,10 +99,6 @@ class _Writer:
                 for number, component in needs[ahead]:
                     self._load(number, component, units[ahead][2])
             self._on_edge(n, path, e)
-            if e == self.edges[-1] and path.second not in [p.second for _, p, _ in units[at + 1 :]]:
-                self._rows_of_sums(path.second)
-        for rank in set(range(self.p.form.second + 1)) - {path.second for _, path in self.paths}:
-            self._no_sums(rank)
         self._close()
         return Kernel(self._text(), self.used, tuple(range(len(self.p.outputs))))
 
@@ -325,9 +323,12 @@ class _Writer:
 
     def _close(self) -> None:
         for number, o in enumerate(self.p.outputs):
-            if o.target in ("b", "weights"):
+            if o.target == "weights":
                 continue
-            if self._grouped(o):
+            if o.target == "b":
+                for e in self.edges:
+                    self._row_of_sums(number, e)
+            elif self._grouped(o):
                 mask = "(line == 0)" if self.whole else "(line == 0) & inside"
                 for i in self._touched(o):
                     names = self._sum_names(number, i)[0]
@@ -350,25 +351,13 @@ class _Writer:
             first *= 2
         return found
 
-    def _rows_of_sums(self, rank: int) -> None:
-        """After the last path of a rank of attributes: their gradients, summed over channels, are stored."""
-        for number, o in enumerate(self.p.outputs):
-            for e in self.edges if o.target == "b" else ():
-                self._row_of_sums(number, e, rank)
-
-    def _no_sums(self, rank: int) -> None:
-        """Gradients of a rank of attributes that no path reads."""
-        for number, o in enumerate(self.p.outputs):
-            if o.target == "b":
-                for i in range(rank**2, (rank + 1) ** 2):
-                    for name in {n for row in self._sum_names(number, i) for n in row}:
-                        self.put(f"{name} = tl.zeros(({32 * self.shape.warps},), tl.float32)")
-        self._rows_of_sums(rank)
-
-    def _row_of_sums(self, number: int, e: int, rank: int) -> None:
-        """The sums over channels of a rank of an edge's attributes: lanes exchange halves until each has a part of it summed."""
+    def _row_of_sums(self, number: int, e: int) -> None:
+        """The sums over channels of an edge's attributes: lanes exchange halves of the row until each has a part of it summed."""
         size = self.p.components("b")
-        held = [f"s{number}_{i}_e{e}" for i in range(rank**2, (rank + 1) ** 2)]
+        held = [f"s{number}_{i}_e{e}" for i in range(size)]
+        for name in held:
+            if name not in self.opened:  # no path reads its rank
+                self.put(f"{name} = tl.zeros(({32 * self.shape.warps},), tl.float32)")
         start = "0"
         room = ""
         for apart in self._strides(1, self.shape.lanes):
@@ -387,7 +376,7 @@ class _Writer:
             held = merged
         if room:
             self.put(f"room = {room}")
-        self.put(f"row{number} = o{number} + (warp.to(tl.int64) * edges + edge_{e}) * {size} + {rank**2} + {start}")
+        self.put(f"row{number} = o{number} + (warp.to(tl.int64) * edges + edge_{e}) * {size} + {start}")
         for i, name in enumerate(held):
             mask = f"live_{e}" + (f" & (room > {i})" if room else "")
             if self.low:

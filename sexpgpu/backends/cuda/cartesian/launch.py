@@ -72,7 +72,7 @@ class Runner:
         """The compiled function of a launch, and how it takes its arguments."""
         part = product.only([product.outputs[n] for n in launch.outputs])
         by_thread = isinstance(tile, lanes.Lanes)
-        key = part, launch.mode, launch.paths(product.form), tile if by_thread else product.form.channels % tile.channels == 0
+        key = part, launch.mode, launch.paths(product.form), tile._replace(registers=0) if by_thread else product.form.channels % tile.channels == 0
         if key not in self._functions:
             kernel = lanes.generate(*key) if by_thread else generate(*key)
             text = self.cache.source(repr(key), lambda: kernel.source)
@@ -168,7 +168,8 @@ class _Outputs:
         lows = [t.dtype == torch.bfloat16 for t in made]
         constants = [tile.rows, tile.channels, wide] if isinstance(tile, Tile) else []
         given = [x for n in kernel.operands for x in self.operands[n]]
-        function[(programs, blocks, slots)](*given, *made, *index, nodes, size, slots, *constants, *lows, num_warps=tile.warps)
+        most = {"maxnreg": tile.registers} if by_thread and tile.registers and not self.runner.interpreted else {}
+        function[(programs, blocks, slots)](*given, *made, *index, nodes, size, slots, *constants, *lows, num_warps=tile.warps, **most)
 
     def _place(self, number: int, launch: Launch, slots: int, blocks: int, programs: int, size: int) -> torch.Tensor:
         """Where a launch writes an output: a new tensor, or that of an earlier launch that wrote other components."""

@@ -87,6 +87,7 @@ def candidates(product: Product, launch: Launch) -> list[Tile | Lanes]:
         if not any(product.inner):
             found += [lanes(product, n) for n in (4, 8, 16) if 2 * n <= power(c)]
         found += [first._replace(warps=n) for n in (1, 2) if n < first.warps]
+        found += [first._replace(registers=n) for n in (168, 128)]  # three or four programs of four warps at once
         return list(dict.fromkeys(found))
     if c >= 32:
         found += [Tile(1, 32, 1), Tile(2, 32, 2), Tile(4, 32, 4), Tile(8, 32, 8)]
@@ -113,9 +114,9 @@ class Kept:
 
     def tile(self, product: Product, launch: Launch) -> Tile | Lanes | None:
         found = self.choices.get(self.key(product, launch))
-        if not isinstance(found, list) or not all(isinstance(n, int) and n > 0 for n in found):
+        if not isinstance(found, list) or not all(isinstance(n, int) and n >= 0 for n in found):
             return None
-        return {3: Tile, 4: Lanes}[len(found)](*found) if len(found) in (3, 4) else None
+        return Tile(*found) if len(found) == 3 else Lanes(*found) if len(found) == 5 else None
 
     def walk(self, product: Product) -> str | None:
         """`sender` or `receiver`, of a product's gradients."""
