@@ -19,6 +19,7 @@ CASES = {  # name -> (arguments, seconds aimed at)
     "help": (["--help"], 0.15),
     "explain a code": (["explain", "E-SHAPE-003"], 0.15),
     "explain gpt2": (["explain", "examples/gpt2.lisp"], 5.0),
+    "explain gpt2 on cuda": (["explain", "examples/gpt2.lisp", "--device", "cuda"], 5.0),
     "explain gpt2, a line": (["explain", "examples/gpt2.lisp:58"], 5.0),
     "explain gpt2, a parameter": (["explain", "examples/gpt2.lisp", "--why", "gpt2/token"], 5.0),
 }

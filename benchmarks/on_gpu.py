@@ -126,7 +126,7 @@ def ops(seconds: float, folder: Path) -> dict[str, Any]:
 def flights(seconds: float, folder: Path) -> dict[str, Any]:
     """Launches of several steps, two in the air: the bits of the state whatever goes together, is logged, is resumed; a NaN, an index."""
     script = str(ROOT / "tests/cuda/flights_in_triton.py")
-    cases = ("digits", "digits-parts", "char-lm-bf16", "batch-norm", "tapped", "falls", "index", "loop")
+    cases = ("digits", "digits-parts", "char-lm-bf16", "batch-norm", "tapped", "falls", "index", "loop", "plans")
     found = together({n: ([script, n], {"TESTED_DEVICE": "cuda"}) for n in cases}, seconds)
     failures = []
     for name, done in found.items():
@@ -179,10 +179,12 @@ def repeat(seconds: float, folder: Path) -> dict[str, Any]:
         place = str(folder / f"{name}-{precision}-{which}")
         return command("run", example(folder, name), "--device", "cuda", "--set", f"precision={precision}", "--eval-every", "0", "--checkpoint-dir", place, *more), {}
 
-    first = {f"{n} {p} {w}": words(n, p, w, "--steps", str(STEPS // 2 if w == "c" else STEPS)) for n, p in cases for w in "abc"}
-    found = together(first, seconds * 0.6, 12)
-    rest = {f"{n} {p} resumed": words(n, p, "c", "--steps", str(STEPS), "--resume", "latest") for n, p in cases}
-    found |= together(rest, seconds - (time.monotonic() - begun), 12)
+    steps = {"a": STEPS, "b": STEPS, "c": STEPS // 2}
+    found: dict[str, Done] = {}
+    for which in ("a", "bc", "c"):  # the first of each chooses the algorithms of its products, and keeps the choice
+        more = ("--resume", "latest") if which == "c" else ()
+        jobs = {f"{n} {p} {w}{' resumed' if more else ''}": words(n, p, w, "--steps", str(STEPS if more else steps[w]), *more) for n, p in cases for w in which}
+        found |= together(jobs, (seconds - (time.monotonic() - begun)) * (1 if more else 0.5), 12)
     told: dict[str, Any] = {"ok": True}
     for name, precision in cases:
         bad = [d.trouble() for n, d in found.items() if n.startswith(f"{name} {precision} ") and d.code != 0]
@@ -300,7 +302,7 @@ def mistakes(seconds: float, folder: Path) -> dict[str, Any]:
     }
     expected = {"ordinal": (2, "E-DEV-004"), "hidden": (2, "E-DEV-002"), "cache": (0, "E-DEV-007"), "memory": (2, "E-MEM-002")}
     found = together(jobs, seconds * 0.5)
-    hog = subprocess.Popen([sys.executable, "-c", HOG, "3"], stdout=subprocess.PIPE, text=True)
+    hog = subprocess.Popen([sys.executable, "-c", HOG, "6"], stdout=subprocess.PIPE, text=True)
     try:
         assert hog.stdout is not None
         if hog.stdout.readline().strip() == "held":

@@ -67,7 +67,7 @@ def command(
     if as_json:
         output.show_json(document(settings, reports, findings, ask))
     else:
-        output.show("\n".join(lines(settings, reports, findings)))
+        output.show("\n".join(lines(settings, reports, findings, file)))
     return 1 if findings else 0
 
 
@@ -142,15 +142,23 @@ def _links_of(member: Any, settings: Settings, file: str | None, sets: tuple[str
         output.report(findings)
     return 1 if findings else 0
 
-def lines(settings: Settings, reports: list[Report], findings: list[Diagnostic]) -> list[str]:
-    """The report as text."""
+#: settings that a report about a file shows in any case; of the others, those that are set
+SHOWN = ("SEXPGPU_DEVICE", "SEXPGPU_DEVICES", "SEXPGPU_METRICS", "SEXPGPU_CHECKPOINT_DIR", "SEXPGPU_RESUME", "SEXPGPU_MEMORY")
+
+
+def lines(settings: Settings, reports: list[Report], findings: list[Diagnostic], file: str | None = None) -> list[str]:
+    """The report as text; with a file, settings at their default are counted."""
     out = ["versions", *output.table((name, number or "not installed") for name, number in versions().items())]
     defaults = {v.name: v.shown_default for v in VARIABLES}
     table = []
+    hidden = [name for name, value in rows(settings) if file is not None and value.source == "default" and name not in SHOWN]
     for name, value in rows(settings):
+        if name in hidden:
+            continue
         text = defaults[name] if value.source == "default" else shown(value.value)
         table.append((name, text, value.source if value.source == "default" else f"{value.source} {value.via}"))
     out += ["", "settings", *output.table(table)]
+    out += [f"  and {len(hidden)} at their default: `sexpgpu doctor` without a file shows them"] if hidden else []
     if resolved := roles(settings):
         out += ["", "S3 roles", *output.table(resolved)]
     for report in reports:

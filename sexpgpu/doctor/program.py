@@ -7,10 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 from sexpgpu import compiler
-from sexpgpu.diagnostics import Diagnostic, SexpError
+from sexpgpu.backends.interpreter.plan import run_plan
+from sexpgpu.diagnostics import Diagnostic, SexpError, note_warning, problem
 from sexpgpu.doctor import Ask, Check, Fact
+from sexpgpu.doctor.machine import memory
 from sexpgpu.doctor.storage import sources
 from sexpgpu.run import storage
+from sexpgpu.run.data.cache import size
 from sexpgpu.run.measure import measured
 
 
@@ -21,7 +24,8 @@ def run(ask: Ask) -> Iterator[Fact | Diagnostic]:
     loaded = compiler.load(ask.file, ask.selection)
     ask.known["loaded"] = loaded
     experiment = loaded.experiment
-    yield "program", f"{len(experiment.runs)} runs, {sum(len(r.evals) for r in experiment.runs.values())} evaluations, {len(experiment.data)} sources"
+    counts = {"run": len(experiment.runs), "evaluation": sum(len(r.evals) for r in experiment.runs.values()), "source": len(experiment.data)}
+    yield "program", ", ".join(f"{n} {what}{'' if n == 1 else 's'}" for what, n in counts.items())
     yield from sources(ask)
     ask.known["runs"], ask.known["traced"] = {}, {}
     for name, found in experiment.runs.items():
@@ -36,6 +40,21 @@ def run(ask: Ask) -> Iterator[Fact | Diagnostic]:
             continue
         ask.known["runs"][name], ask.known["traced"][name] = whole, traced
         yield f"run {name}", f"{found.steps} steps of a batch of {found.data.batch}, {len(traced.params)} parameters"
+        if ask.settings.device == "cpu":
+            yield from planned(ask, name, compiler.stages(loaded, whole))
+
+
+def planned(ask: Ask, name: str, staged: Any) -> Iterator[Fact | Diagnostic]:
+    """What the run takes of memory on the interpreter: E-MEM-002 over SEXPGPU_MEMORY, and a warning over what is free."""
+    plan = run_plan(staged)
+    need = sum(plan.kept.values()) + max(plan.batch + plan.step, *plan.evaluations.values(), 0)
+    yield f"memory of run {name}", f"{size(need)} at its peak"
+    budget, (_, free) = ask.settings.memory, memory()
+    mend = f"sexpgpu explain {ask.file} says the largest batch that fits, under the same SEXPGPU_MEMORY"
+    if budget is not None and need > budget * 2**30:
+        yield problem("E-MEM-002", f"the run {name} takes {size(need)} of memory, and SEXPGPU_MEMORY allows {size(int(budget * 2**30))}", help=mend).diagnostic
+    elif free and need > free:
+        yield note_warning("E-MEM-002", f"the run {name} takes {size(need)} of memory, and {size(free)} is free on this machine", help=mend)
 
 
 def in_scratch(ask: Ask) -> None:

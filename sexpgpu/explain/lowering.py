@@ -15,6 +15,7 @@ from sexpgpu.backends.leaves import flat_update
 from sexpgpu.ir import Node
 from sexpgpu.ops import build, constant
 from sexpgpu.passes.bounds import bounded_fields, guard_indices
+from sexpgpu.passes.chains import chains
 from sexpgpu.passes.epilogues import KINDS, epilogues
 from sexpgpu.passes.flatten import Flat
 from sexpgpu.passes.products import products
@@ -97,7 +98,7 @@ def _as(node: Node, dtype: str) -> Node:
 
 def _lower(results: Mapping[str, Node], origins: Any) -> dict[str, Node]:
     """What `backends.cuda.executable` makes of a graph before it is cut into launches."""
-    found = products(rank_maps(join(decompose(results, origins), origins), origins), origins)
+    found = chains(products(rank_maps(join(decompose(results, origins), origins), origins), origins), origins)
     return epilogues(found, EPILOGUES, origins)[0]
 
 

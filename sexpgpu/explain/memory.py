@@ -33,7 +33,7 @@ def cpu_memory(staged: Any, threads: int = 1, ranks: int = 1) -> Memory:
     origins = staged.traced.origins
     found = [_large(value, count, origins) for count, value in plan.held.values]
     if plan.held.scratch:
-        found.append(Large(plan.held.scratch, "what a call of torch takes for itself", "", ""))
+        found.append(Large(plan.held.scratch, f"inside a call of {plan.held.call}", "", ""))
     found.sort(key=lambda t: -t.bytes)
     return Memory(plan.kept, plan.batch, plan.step, tuple(found[:LARGEST]), plan.evaluations)
 

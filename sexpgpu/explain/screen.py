@@ -129,7 +129,7 @@ def _memory(traced: RunReport) -> str:
     parts = [*((kind, n) for kind, n in held.kept.items()), ("batch", held.batch), ("step", held.step)]
     evaluation = max(held.evaluations, key=lambda name: held.evaluations[name], default="")
     more = f"; eval {evaluation} takes more than a step: {size(held.evaluations[evaluation])}" if evaluation and held.evaluations[evaluation] > held.batch + held.step else ""
-    return f"{size(held.peak)} at the peak: " + ", ".join(f"{kind} {size(n)}" for kind, n in parts if n) + more
+    return f"{size(held.peak)} at the peak: " + ", ".join(f"{kind} {size(n)}" for kind, n in parts if 1000 * n >= held.peak) + more
 
 
 def _ranks(run: Run, found: Ranks) -> str:

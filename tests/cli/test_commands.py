@@ -114,6 +114,14 @@ def test_doctor() -> None:
     assert text.returncode == 1 and "E-ENV-001" in text.stdout and "hunter2" not in text.stdout
 
 
+def test_doctor_of_a_file_says_what_it_takes(tmp_path: Path) -> None:
+    file = str(Path(__file__).resolve().parents[2] / "examples/digits.lisp")
+    fine = sexpgpu("doctor", file, XDG_CACHE_HOME=str(tmp_path))
+    assert "E-MEM-002" not in fine.stdout and "memory of run train" in fine.stdout and "at their default" in fine.stdout and "AWS_REGION" not in fine.stdout
+    small = sexpgpu("doctor", file, XDG_CACHE_HOME=str(tmp_path), SEXPGPU_MEMORY="0.0001")
+    assert small.returncode == 1 and "E-MEM-002" in small.stdout and "SEXPGPU_MEMORY allows" in small.stdout
+
+
 def test_a_bug_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     for error in (ValueError("odd"), InternalError("verify")):

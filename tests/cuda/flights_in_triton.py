@@ -88,8 +88,11 @@ def same_functions(program: CudaProgram) -> list[str]:
         rest = iter(told[1])
         if not all(any(said == other for other in rest) for said in told[0]):
             return [f"{name}: a logged step runs other functions"]
-        if plain.late - more.late:
+        if plain.late - more.late or plain.parts.items() - more.parts.items():
             return [f"{name}: sums are put together otherwise"]
+        stored = [node for launch in more.schedule.launches for node in launch.stores]
+        if len(stored) != len(set(stored)):
+            return [f"{name}: two launches store {[n.op for n in set(stored) if stored.count(n) > 1]}"]
     return []
 
 
@@ -98,6 +101,19 @@ def _said(compiled, launch) -> tuple:
     if found is None:
         return type(launch).__name__, getattr(launch, "node", None), launch.stores
     return found.source, str(found.grid), found.warps, launch.stores
+
+
+def plans() -> list[str]:
+    """Of graphs at their real sizes, where reductions take many programs: nothing runs, their launches are compared."""
+    wrong = []
+    for name, case in {
+        "digits": Case("digits", sets=("hidden=1024", "batch=512")),
+        "tapped": Case(text=TAPPED.replace(":batch 8", ":batch 4096").replace("12 :name", "96 :name"), ranges={"label": 5}),
+        "char_lm": Case("char_lm", sets=("layers=1",)),
+    }.items():
+        with tempfile.TemporaryDirectory() as folder:
+            wrong += [f"{name}: {text}" for text in same_functions(Pair(case, Path(folder)).cuda())]
+    return wrong
 
 
 def falls(pair: Pair) -> list[str]:
@@ -183,12 +199,12 @@ def loop(pair: Pair) -> list[str]:
 
 def main(name: str) -> None:
     if name == "all":
-        for each in (*KINDS, "falls", "index", "loop"):
+        for each in (*KINDS, "falls", "index", "loop", "plans"):
             print(each, flush=True)
             main(each)
         return
-    if name == "index":
-        tell(index(), 1)
+    if name in ("index", "plans"):
+        tell(index() if name == "index" else plans(), 1)
         return
     with tempfile.TemporaryDirectory() as folder:
         if name in KINDS:

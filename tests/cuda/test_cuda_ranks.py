@@ -12,7 +12,7 @@ from sexpgpu.backends.cuda.exchange import Bucket, buckets
 pytest.importorskip("triton")
 
 
-@pytest.mark.parametrize(("cases", "steps"), [(("weighed",), 20), (("parts", "several", "states"), 24), (("matrices", "bf16", "index"), 17)])
+@pytest.mark.parametrize(("cases", "steps"), [(("weighed",), 20), (("parts", "several", "states"), 24), (("matrices", "bf16", "index", "rehearsal"), 18)])
 def test_ranks_train_as_one_does(cases: tuple[str, ...], steps: int) -> None:
     failures, count = interpreted("ranks_in_triton.py", *cases)
     assert not failures, "\n".join(failures)

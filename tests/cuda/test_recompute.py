@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,9 @@ pytest.importorskip("triton")
 
 from support_cuda import interpreted
 
-from sexpgpu.backends.cuda.report import graphs, lowered
+from sexpgpu.backends.cuda.program import CudaProgram
+from sexpgpu.backends.cuda.report import again_lines, graphs, lowered
 from sexpgpu.compiler import Selection, choose_run, load, stages
-from sexpgpu.passes.schedule.fuse import Call
 from sexpgpu.passes.schedule.recompute import SHARE, lives_of, recompute, seconds_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -26,14 +27,11 @@ def test_steps_are_the_same_with_less_memory(case: str) -> None:
     assert count == 3
 
 
-def planned(*sets: str, more: str = "") -> object:
+def planned(*sets: str, remat: bool = False) -> CudaProgram:
     """The program of examples/gpt2.lisp without a device."""
     loaded = load(str(ROOT / "examples/gpt2.lisp"), Selection(sets=sets))
     run = choose_run(loaded.experiment, None)
-    if more:
-        from dataclasses import replace
-
-        run = replace(run, remat=True)
+    run = replace(run, remat=remat)
     return lowered(stages(loaded, run, "cuda"))
 
 
@@ -45,8 +43,11 @@ def test_memory_of_gpt2() -> None:
     assert program.plan.total <= 0.65 * 28.5 * GIB
     assert found.choices and sum(c.seconds for c in found.choices) <= SHARE * seconds_of(forward.schedule)
     assert all(c.saved > 0 for c in found.choices)
-    again = planned("batch=64", more="remat")
+    said = "\n".join(again_lines(forward, program.traced.origins))
+    assert "computed again, not kept: 12 x " in said and "bf16[*64 1024 3072] in gpt2/block/feed-forward/out: 4.50 GiB less at the peak" in said
+    again = planned("batch=64", remat=True)
     assert again.plan.total < 0.6 * program.plan.total
+    assert ":remat runs" in "\n".join(again_lines(graphs(again)[0][1], again.traced.origins))
 
 
 def test_a_small_step_computes_nothing_again() -> None:
@@ -68,9 +69,6 @@ def test_what_is_made_again_waits_for_the_backward_pass() -> None:
             assert base in made or base.op in ("param", "input", "state", "constant", "statistic"), base
         made.update(launch.stores)
     lives = lives_of(forward.schedule, set())
-    for choice in forward.recomputed.choices:
-        again = forward.recomputed.moved
-        assert choice.node not in again or again[choice.node] is not choice.node
-        if choice.node in lives:  # it dies in the forward pass now
-            ends = lives[choice.node].last
-            assert any(isinstance(launch, Call) for launch in forward.schedule.launches[ends:])
+    backward = next(i for i, launch in enumerate(forward.schedule.launches) if any(program.traced.origins.of(n).phase == "backward" for n in launch.stores))
+    gone = [lives[c.node].last for c in forward.recomputed.choices if c.node in lives]
+    assert gone and max(gone) < len(forward.schedule.launches) // 2 and min(gone) < backward

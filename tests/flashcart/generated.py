@@ -233,6 +233,9 @@ def main(what):
                 b = Bench("f64")
                 results = of_graph(b, 4, rng.integers(0, 4, 11), rng.integers(0, 4, 11), 3, (1, 1, 1), shared, reduced, "f64")
                 both(f"{name} shared={shared}", b, results, products(dataclasses.replace(BASE, **changes), walk), 1e-12)
+            b = Bench("f32")  # an even number of channels: thread by thread
+            results = of_graph(b, 4, rng.integers(0, 4, 11), rng.integers(0, 4, 11), 4, (2, 1, 2) if name == "slots" else (1, 1, 1))
+            both(f"{name} even", b, results, products(dataclasses.replace(BASE, **changes), walk), 2e-5)
 
 
 if __name__ == "__main__":

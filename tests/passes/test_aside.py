@@ -9,6 +9,7 @@ from sexpgpu.ops import build
 from sexpgpu.passes.autodiff import grad
 from sexpgpu.passes.expand import expand_gradients
 from sexpgpu.passes.schedule import aside as module
+from sexpgpu.passes.schedule.fuse import Call
 
 
 def graph(width: int = 16) -> dict[str, Node]:
@@ -68,8 +69,10 @@ def test_without_the_switch_or_with_much_memory_the_order_stays(monkeypatch):
 
 def test_a_product_that_a_launch_reads_or_whose_operand_may_go_stays():
     made = compiled()
-    schedule, found = module.aside(made.schedule, lambda node: False)
+    schedule, found = module.aside(made.schedule, lambda node: False, lambda kernel: True)
     assert not found and [l.stores for l in schedule.launches] == [l.stores for l in made.schedule.launches]
+    _, products = module.aside(made.schedule, lambda node: True, lambda kernel: False)
+    assert products and all(isinstance(launch, Call) for launch in products)
     for launch in made.schedule.launches:
         if any(n in other.reads for other in made.schedule.launches for n in launch.stores):
             assert launch not in made.aside

@@ -14,11 +14,13 @@ import pytest
 from sexpgpu.compiler import mixes, train_graph
 from sexpgpu.diagnostics import SexpError
 from sexpgpu.experiment.load import Selection, choose_run, load
-from sexpgpu.run.ranks.agree import AgreedControls, Shares
+from sexpgpu.run.ranks.agree import AgreedControls, AgreedFeed, Shares
+from sexpgpu.run.ranks.collectives import interface_of, prepare
 from sexpgpu.run.ranks.judge import DEADLINES, Judge, Verdict, deadlines
 from sexpgpu.run.ranks.layout import Layout, layout_of
 from sexpgpu.run.ranks.probe import Probe
 from sexpgpu.run.ranks.wire import LONGEST, Closed, Wire
+from sexpgpu.run.signals import Halted
 from sexpgpu.settings import read
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500",
@@ -303,15 +305,17 @@ class Seat:
 
 
 class Batches:
-    """An evaluation of `count` batches, each its own number."""
+    """An evaluation of `count` batches, each its own number; that of `held` is not there."""
 
-    def __init__(self, count: int):
-        self.count = count
+    def __init__(self, count: int, held: int | None = None):
+        self.count, self.held = count, held
 
     def __len__(self) -> int:
         return self.count
 
     def batch(self, number: int) -> int:
+        if number == self.held:
+            raise Halted
         return number
 
 
@@ -349,6 +353,54 @@ def test_a_signal_to_one_rank_stops_all_at_the_same_question():
 
     with ThreadPoolExecutor(2) as pool:
         assert set(pool.map(rank, range(2))) == {8}  # one question later: each answer was begun at the one before
+
+
+class Shards:
+    """A feed whose `held` batch does not come; a signal ends the wait for it."""
+
+    def __init__(self, held: int | None):
+        self.held = held
+
+    def batch(self, step: int) -> int:
+        if step == self.held:
+            raise Halted
+        return step
+
+
+def test_ranks_leave_a_wait_for_data_together():
+    table = Together(3)
+
+    def rank(number: int) -> list[int]:
+        feed, got = AgreedFeed(Shards(4 if number == 1 else None), lambda n: table.of(number).begin_largest([n])()[0]), []  # type: ignore[arg-type]
+        with pytest.raises(Halted):
+            for step in range(10):
+                got.append(feed.batch(step))
+        return got
+
+    with ThreadPoolExecutor(3) as pool:
+        assert list(pool.map(rank, range(3))) == [[0, 1, 2, 3]] * 3
+
+
+def test_ranks_leave_an_evaluation_together():
+    table = Together(2)
+
+    def rank(number: int) -> int:
+        shares = Shares(Batches(7, held=5), number, 2, lambda n: table.of(number).begin_largest([n])()[0])
+        got = []
+        with pytest.raises(Halted):
+            for batch in shares:
+                got.append(batch)
+        return len(got)
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(rank, range(2))) == [2, 2]
+
+
+def test_nccl_is_prepared_and_what_the_user_set_wins():
+    environ = {"NCCL_RUNTIME_CONNECT": "1"}
+    prepare(environ, "127.0.0.1")
+    assert environ["NCCL_NVLS_ENABLE"] == "0" and environ["NCCL_GRAPH_REGISTER"] == "0" and environ["NCCL_RUNTIME_CONNECT"] == "1"
+    assert environ["NCCL_SOCKET_IFNAME"] == "=lo" and interface_of("203.0.113.7") == ""
 
 
 class Fake:

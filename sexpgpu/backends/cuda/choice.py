@@ -269,16 +269,21 @@ def measure(product: Product, candidates: Sequence[Candidate], apart: Callable[[
     space = workspace(outputs[0].device)
     ways: dict[str, Callable[[], None]] = {APART: apart}
     ways |= {c.name: lambda c=c: product.run(c, space) for c in candidates}  # type: ignore[misc]
-    current = torch.cuda.current_stream()
-    side = torch.cuda.Stream()
-    side.wait_stream(current)
-    with torch.cuda.stream(side):
+    current, clock = torch.cuda.current_stream(), _clock()
+    clock.wait_stream(current)
+    with torch.cuda.stream(clock):
         before = outputs[0].clone() if product.onto else None
         chosen = pick(timed(ways), ways, outputs, before, lambda why: notes.__setitem__(product.key, why))
         if before is not None:
             outputs[0].copy_(before)
-    current.wait_stream(side)
+    current.wait_stream(clock)
     return chosen
+
+
+@cache
+def _clock() -> torch.cuda.Stream:
+    """The stream of measurements; one, as torch keeps a workspace for each that it has seen."""
+    return torch.cuda.Stream()
 
 
 def pick(times: Mapping[str, float], ways: Mapping[str, Callable[[], None]], outputs: Sequence[torch.Tensor], before: torch.Tensor | None,

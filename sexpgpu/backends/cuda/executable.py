@@ -17,12 +17,13 @@ from sexpgpu.backends.cuda.cartesian.join import join
 from sexpgpu.backends.cuda.emit import Emitted, Emitter, choose_blocks, kernel_name
 from sexpgpu.backends.interpreter.dtypes import TORCH
 from sexpgpu.ir import DTYPES, Node, Origins
-from sexpgpu.ops import table
+from sexpgpu.ops import build, table
 from sexpgpu.ops.linear_entropy import LOSS
+from sexpgpu.passes.chains import chains
 from sexpgpu.passes.epilogues import Decision, epilogues
 from sexpgpu.passes.products import products
 from sexpgpu.passes.rank_maps import rank_maps
-from sexpgpu.passes.rewrite import rewrite
+from sexpgpu.passes.rewrite import rebuild, rewrite
 from sexpgpu.passes.schedule.aside import SMALL, aside
 from sexpgpu.passes.schedule.decompose import decompose
 from sexpgpu.passes.schedule.fuse import Call, Kernel, Launch, Operand, Schedule, fuse, original, parts_of
@@ -59,7 +60,7 @@ class Compiled:
             self.results = rewrite(self.results, lambda node, inputs: shadow(node), origins)
         self.into = dict(into or {})
         self.emitted: dict[Launch, Emitted] = {}
-        self.whole = not beside and not remat  # no other launches will read what these store
+        self.whole = not remat  # no other launches will read what these store
         #: totals that are never added up: so many partial sums
         self.parts: dict[Node, int] = {}
         #: what is made again rather than kept; a result that is only watched reads the values that are there by then
@@ -75,8 +76,9 @@ class Compiled:
         if beside:
             stored = {node for launch in self.schedule.launches for node in launch.stores}
             moved = {old: new for old, new in self.recomputed.moved.items() if new in stored}
-            self.results |= rewrite({n: self.results[n] for n in beside}, lambda node, inputs: moved.get(node), origins)
-            more = fuse({n: self.results[n] for n in beside}, stored - self.late)
+            watched = rewrite({n: self.results[n] for n in beside}, lambda node, inputs: moved.get(node), origins)
+            self.results |= watched | rewrite({n: node for n, node in watched.items() if node not in self.late}, self._apart, origins)
+            more = fuse({n: self.results[n] for n in beside}, stored - self.parts.keys())
             self._emit(more, origins)
             self.late |= self._late(more)
             self.schedule = join_schedules(self.schedule, more)
@@ -87,10 +89,16 @@ class Compiled:
         if choice.SWITCH.aside and all(leaf is None for leaf in self.into.values()):
             self._set_aside()
 
+    def _apart(self, node: Node, inputs: tuple[Node, ...]) -> Node | None:
+        """Of what is watched: a total that is put together at the end, or never, is computed once more, under a name of its own."""
+        if node in self.late or node in self.parts:
+            return rebuild(node, (build("stop-gradient", inputs[0]), *inputs[1:]))
+        return None
+
     def _set_aside(self) -> None:
-        """Products that nothing waits for run beside the rest, where that takes little memory."""
+        """Launches that nothing waits for run beside the rest, where that takes little memory."""
         before = self.schedule
-        self.schedule, self.aside = aside(before, self._planned)
+        self.schedule, self.aside = aside(before, self._planned, lambda kernel: kernel in self.emitted and all(n == 1 for n, _ in self.emitted[kernel].partials.values()))
         if self.aside:
             self._place()
         if self.plan.size > SMALL or not self.aside:
@@ -132,7 +140,7 @@ class Compiled:
         for unit, (programs, elements) in self.emitted[launch].partials.items():
             readers = [other for other in schedule.launches if other is not launch and unit in other.reads]
             small = all(isinstance(other, Kernel) and other.rows * other.columns == 1 for other in readers)
-            plain = unit.op == "sum" and unit.type.dtype == "f32" and unit not in self.results.values()
+            plain = unit.op == "sum" and unit.type.dtype == "f32" and unit not in schedule.results.values()
             if elements == 1 and 1 < programs <= PARTS and readers and small and plain and self.whole:
                 self.parts[unit] = programs
 
@@ -220,7 +228,7 @@ class Compiled:
 
 
 def _lowered(results: Mapping[str, Node], origins: Origins | None) -> tuple[dict[str, Node], list[Decision]]:
-    found = products(rank_maps(join(decompose(results, origins), origins), origins), origins)
+    found = chains(products(rank_maps(join(decompose(results, origins), origins), origins), origins), origins)
     return epilogues(found, choice.SWITCH.epilogues, origins)
 
 

@@ -562,7 +562,8 @@ class CudaProgram:
         with memory_errors(self.plan), self.team.waiting("the sums of a step"):
             results = flight.results()
         if self.exchange is not None:
-            self.team.waited(sum(flight.read()[f"{step}/{WAITED}"] for step in range(len(results))))
+            told = flight.read()
+            self.team.waited(sum(told[f"{step}/{WAITED}"] for step in range(len(results))))
         if not results[-1].finite:
             self._alive.fill_(True)
         return results

@@ -14,7 +14,7 @@ from typing import Any
 from sexpgpu.backends.interpreter.fuse import Step, Value
 from sexpgpu.backends.interpreter.lines import Writer, write
 from sexpgpu.backends.interpreter.repeat import Repeat, repeating
-from sexpgpu.backends.interpreter.scratch import scratch
+from sexpgpu.backends.interpreter.scratch import call_of, scratch
 from sexpgpu.backends.interpreter.shapes import Strides, bytes_of, contiguous, dense, dtype_of, shape_of, viewed
 from sexpgpu.backends.leaves import Schema, flat_update, schema
 from sexpgpu.experiment.traced import TracedRun
@@ -30,13 +30,14 @@ _VIEWS = ("transpose", "broadcast", "slice", "reshape", "squeeze", "expand-dims"
 
 @dataclass(frozen=True)
 class Held:
-    """The most bytes that a program holds at once, in which step, what values those are (bytes, value; the largest first), and
-    how many of them a call takes for itself."""
+    """The most bytes that a program holds at once, in which step, what values those are (bytes, value; the largest first), how many of
+    them a call takes for itself, and which that is."""
 
     bytes: int
     step: int
     values: tuple[tuple[int, Value], ...]
     scratch: int
+    call: str = ""
 
 
 @dataclass
@@ -89,7 +90,8 @@ def held(written: Writer, threads: int = 1, drawn: bool = False) -> Held:
             place(output, step, line.over, line.home, memory)
         if memory.now + inside > best.bytes or not number:
             values = sorted(((size, value) for value, size in memory.size.items()), key=lambda v: -v[0])
-            best = Held(memory.now + inside, number, tuple(values), inside)
+            call = step.needs[2].op if step.needs[:1] == ("reference",) else call_of(step)
+            best = Held(memory.now + inside, number, tuple(values), inside, call)
         for output in step.outputs:
             if output not in written.needed:
                 memory.drop(output)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import gcd, prod
 
 
@@ -43,6 +43,13 @@ class Expr:
 
     terms: tuple[tuple[Atom, int], ...] = ()
     const: int = 0
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.terms, self.const))
 
     @cached_property
     def bounds(self) -> tuple[int, int]:
@@ -103,12 +110,19 @@ def _atom_bounds(atom: Atom) -> tuple[int, int]:
 
 def _order(item: tuple[Atom, int]) -> tuple:
     atom, k = item
-    return (-abs(k), type(atom).__name__, repr(atom))
+    return (-abs(k), *_named(atom))
+
+
+@lru_cache(maxsize=4096)
+def _named(atom: Atom) -> tuple[str, str]:
+    return type(atom).__name__, repr(atom)
 
 
 def _make(terms: Mapping[Atom, int], const: int) -> Expr:
     """The expression of these terms; X // m · (k m) + X % m · k becomes X · k again."""
     terms = {a: k for a, k in terms.items() if k}
+    if len(terms) < 2:
+        return Expr(tuple(terms.items()), const)
     for atom in [a for a in terms if isinstance(a, Mod)]:
         k = terms.get(atom, 0)
         if not k or not isinstance(atom, Mod):
@@ -143,6 +157,7 @@ def _apart(x: Expr, by: int) -> tuple[int, Expr, Expr] | None:
     return None
 
 
+@lru_cache(maxsize=4096)
 def floor_div(x: Expr, by: int) -> Expr:
     """x // by."""
     if by == 1:
@@ -159,6 +174,7 @@ def floor_div(x: Expr, by: int) -> Expr:
     return whole + Expr(((Div(rest, by), 1),))
 
 
+@lru_cache(maxsize=4096)
 def remainder(x: Expr, by: int) -> Expr:
     """x % by."""
     if by == 1:

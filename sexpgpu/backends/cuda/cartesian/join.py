@@ -65,9 +65,9 @@ def _factored(order: list[Node], results: Mapping[str, Node], settings: Config) 
     for x in results.values():
         found.pop(x, None)
     for n in order:
-        for slot, x in _filled(n).items() if n in fit else ((None, x) for x in n.inputs):
-            if slot != "weights":
-                found.pop(x, None)
+        read = [x for slot, x in _filled(n).items() if slot != "weights"] if n in fit else n.inputs
+        for x in read:
+            found.pop(x, None)
     return found
 
 

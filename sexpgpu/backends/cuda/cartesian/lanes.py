@@ -424,9 +424,9 @@ class _Writer:
             for x in xs:
                 scaled = [self._scaled(n, [f for f in fills if f["b"] == x], columns, e, v) for v in self.wide]
                 for k in rows:
-                    made = [(matrix(x, k, i), i) for at, i in pairs if at == k]
+                    cells_of = [(matrix(x, k, i), i) for at, i in pairs if at == k]
                     for v in self.wide:
-                        self._add(number, k, e, v, total(f"{m} * {scaled[v][i]}" for m, i in made))
+                        self._add(number, k, e, v, total(f"{m} * {scaled[v][i]}" for m, i in cells_of))
         dots: dict[tuple[int, int], list[str]] = defaultdict(list)
         for c, wanted in gradients.items():
             self._pulled(n, c, wanted, entries, e, dots)

@@ -71,10 +71,11 @@ class Runner:
     def function(self, product: Product, launch: Launch, tile: Tile | lanes.Lanes) -> tuple[Any, Any]:
         """The compiled function of a launch, and how it takes its arguments."""
         part = product.only([product.outputs[n] for n in launch.outputs])
-        by_thread = isinstance(tile, lanes.Lanes)
-        key = part, launch.mode, launch.paths(product.form), tile._replace(registers=0) if by_thread else product.form.channels % tile.channels == 0
+        common = part, launch.mode, launch.paths(product.form)
+        own = tile._replace(registers=0) if isinstance(tile, lanes.Lanes) else product.form.channels % tile.channels == 0
+        key = *common, own
         if key not in self._functions:
-            kernel = lanes.generate(*key) if by_thread else generate(*key)
+            kernel = lanes.generate(*common, own) if isinstance(own, lanes.Lanes) else generate(*common, own)
             text = self.cache.source(repr(key), lambda: kernel.source)
             self._functions[key] = modules.load(text, NAME), kernel
         return self._functions[key]
@@ -143,15 +144,14 @@ class _Outputs:
         """Runs one launch, and keeps what it makes of each output."""
         product, edges = self.product, self.edges
         tile = self.runner.tile(product, launch)
-        by_thread = isinstance(tile, lanes.Lanes)
         blocks = -(-product.form.channels // tile.channels)
         looped = launch.mode in ("receiver", "sender")
         size = self.rows if edges is None else edges.size
         nodes = self.rows
         results = any(product.outputs[n].target == "result" for n in launch.outputs)
         slots = self.runner.config.slots_of(size, nodes) if looped and not results else 1
-        programs = nodes if isinstance(tile, lanes.Lanes) or looped else -(-size // tile.rows)
-        made = [self._place(n, launch, slots, blocks * (tile.warps if by_thread else 1), programs, size) for n in launch.outputs]
+        programs = nodes if looped or isinstance(tile, lanes.Lanes) else -(-size // tile.rows)
+        made = [self._place(n, launch, slots, blocks * (tile.warps if isinstance(tile, lanes.Lanes) else 1), programs, size) for n in launch.outputs]
         if not programs:
             for tensor in made:
                 tensor.zero_()
@@ -168,7 +168,7 @@ class _Outputs:
         lows = [t.dtype == torch.bfloat16 for t in made]
         constants = [tile.rows, tile.channels, wide] if isinstance(tile, Tile) else []
         given = [x for n in kernel.operands for x in self.operands[n]]
-        most = {"maxnreg": tile.registers} if by_thread and tile.registers and not self.runner.interpreted else {}
+        most = {"maxnreg": tile.registers} if isinstance(tile, lanes.Lanes) and tile.registers and not self.runner.interpreted else {}
         function[(programs, blocks, slots)](*given, *made, *index, nodes, size, slots, *constants, *lows, num_warps=tile.warps, **most)
 
     def _place(self, number: int, launch: Launch, slots: int, blocks: int, programs: int, size: int) -> torch.Tensor:
