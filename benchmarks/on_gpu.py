@@ -126,7 +126,7 @@ def ops(seconds: float, folder: Path) -> dict[str, Any]:
 def flights(seconds: float, folder: Path) -> dict[str, Any]:
     """Launches of several steps, two in the air: the bits of the state whatever goes together, is logged, is resumed; a NaN, an index."""
     script = str(ROOT / "tests/cuda/flights_in_triton.py")
-    cases = ("digits", "digits-parts", "char-lm-bf16", "batch-norm", "tapped", "falls", "index", "loop", "plans")
+    cases = ("digits", "digits-parts", "char-lm-bf16", "batch-norm", "tapped", "counted", "falls", "index", "loop", "plans")
     found = together({n: ([script, n], {"TESTED_DEVICE": "cuda"}) for n in cases}, seconds)
     failures = []
     for name, done in found.items():
