@@ -95,7 +95,7 @@ def theirs(given: argparse.Namespace) -> Parts:
     torch.set_float32_matmul_precision("high")
 
     def build() -> Any:
-        from gpt2 import Gpt2
+        from torch_models import Gpt2
 
         with torch.device("cuda"):
             model = Gpt2(12, 12, 768, 1024, 50304)

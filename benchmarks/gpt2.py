@@ -16,11 +16,9 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from sides import (
     Answers,
     Batch,
-    Block,
     Side,
     Sides,
     initial,
@@ -31,11 +29,10 @@ from sides import (
     serve,
     staged_of,
     summary,
-    take,
     timed,
     tokens,
 )
-from torch import nn
+from torch_models import Gpt2
 
 from sexpgpu.backends.cuda.profile import profile
 
@@ -49,34 +46,12 @@ KINDS = (
 )
 
 
-class Gpt2(nn.Module):
-    def __init__(self, layers: int, heads: int, d: int, context: int, vocabulary: int) -> None:
-        super().__init__()
-        self.token, self.position = nn.Parameter(torch.empty(vocabulary, d)), nn.Parameter(torch.empty(context, d))
-        self.blocks = nn.ModuleList(Block(d, heads) for _ in range(layers))
-        self.norm = nn.LayerNorm(d)
-
-    def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        x = F.embedding(tokens, self.token) + self.position
-        for block in self.blocks:
-            x = block(x)
-        return F.cross_entropy(F.linear(self.norm(x), self.token).flatten(0, 1), targets.flatten())
-
-    def take(self, tensors: dict[str, torch.Tensor]) -> None:
-        layers: dict[str, nn.Module] = {"layer-norm": self.norm}
-        for number, block in enumerate(self.blocks):
-            layers |= block.names("block" if len(self.blocks) == 1 else f"block/{number}", "out")  # type: ignore[operator]
-        take(layers, tensors, "gpt2")
-        with torch.no_grad():
-            self.token.copy_(tensors["param/gpt2/token"])
-            self.position.copy_(tensors["param/gpt2/position"])
-
-
 class Sizes:
     """The model's sizes, and the knobs that say them."""
 
     def __init__(self, given: argparse.Namespace):
-        self.layers, self.heads, self.d, self.context, self.vocabulary = (2, 2, 32, 32, 512) if given.tiny else (given.layers, 12, 768, 1024, 50304)
+        sizes: tuple[int, int, int, int, int] = (2, 2, 32, 32, 512) if given.tiny else (given.layers, 12, 768, 1024, 50304)
+        self.layers, self.heads, self.d, self.context, self.vocabulary = sizes
         self.batch = 4 if given.tiny else given.batch
         knobs = {"layers": self.layers, "heads": self.heads, "d-model": self.d, "context": self.context, "vocabulary": self.vocabulary, "batch": self.batch}
         self.sets = (*(f"{name}={value}" for name, value in knobs.items()), "warmup=0", "lr=1e-4", "steps=1000000000")
@@ -161,7 +136,8 @@ def ours(given: argparse.Namespace, deterministic: bool) -> tuple[dict[str, Any]
     def run(count: int, source: list[Batch]) -> list[float]:
         """Steps, two in flight as the loop has it."""
         nonlocal made
-        found, before = [], None
+        found: list[float] = []
+        before = None
         for _ in range(count):
             flight = program.launch([source[made % len(source)]], False)
             made += 1

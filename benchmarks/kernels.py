@@ -69,7 +69,8 @@ def cases() -> dict[str, dict[str, Node]]:
 
 def theirs(v: dict[str, torch.Tensor]) -> dict[str, Callable[[], dict[str, torch.Tensor]]]:
     """The same functions in PyTorch, of the same tensors by name."""
-    x, ct, weight, bias, labels = (v.get(n) for n in ("x", "ct", "weight", "bias", "labels"))
+    none = torch.empty(0)  # of an operand that the case has not
+    x, ct, weight, bias, labels = (v.get(n, none) for n in ("x", "ct", "weight", "bias", "labels"))
 
     def normal(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         mean, variance = x.mean(1, keepdim=True), x.var(1, keepdim=True, unbiased=False)
@@ -119,6 +120,12 @@ def milliseconds(work: Callable[[], Any], repeats: int) -> list[float]:
     return times
 
 
+def copy_speed(repeats: int) -> float:
+    """TB/s of a copy of 256 MB, read and written."""
+    a, b = torch.rand(ROWS * COLUMNS, device="cuda"), torch.empty(ROWS * COLUMNS, device="cuda")
+    return 2 * a.numel() * 4 / statistics.median(milliseconds(lambda: b.copy_(a), repeats)) / 1e9
+
+
 def off(found: torch.Tensor, expected: torch.Tensor) -> float:
     """||found - expected|| / ||expected||, a part at a time."""
     above = below = 0.0
@@ -156,7 +163,7 @@ def case(name: str, results: dict[str, Node], copy: float, given: argparse.Names
     fine = all(abs(w) < (1e-2 if "bf16" in name else 1e-3) for w in wrong.values())
     times = milliseconds(bound.launch, given.repeats)
     time = statistics.median(times)
-    row = {"ms": summary(times), "floor_ms": round(bytes_ / copy / 1e9, 4), "of_copy": round(bytes_ / time / 1e9 / copy, 3), "launches": len(bound.work)}
+    row: dict[str, Any] = {"ms": summary(times), "floor_ms": round(bytes_ / copy / 1e9, 4), "of_copy": round(bytes_ / time / 1e9 / copy, 3), "launches": len(bound.work)}
     if given.torch:
         try:
             fast = torch.compile(function, dynamic=False)
@@ -172,9 +179,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--no-torch", dest="torch", action="store_false", help="ours alone")
     given = parser.parse_args()
-    a, b = (torch.empty(ROWS * COLUMNS, device="cuda") for _ in range(2))
-    copy = 2 * a.numel() * 4 / statistics.median(milliseconds(lambda: b.copy_(a), given.repeats)) / 1e9
-    del a, b
+    copy = copy_speed(given.repeats)
     say("copy of 256 MB", terabytes_per_second=round(copy, 3))
     for name, results in cases().items():
         try:

@@ -68,7 +68,9 @@ class Job:
 
 def together(jobs: Mapping[str, tuple[Sequence[str], Mapping[str, str]]], seconds: float, most: int = 8) -> dict[str, Done]:
     """So many processes at once."""
-    until, found, running = time.monotonic() + seconds, {}, {}
+    until = time.monotonic() + seconds
+    found: dict[str, Done] = {}
+    running: dict[str, Job] = {}
     for name, (words, variables) in jobs.items():
         if len(running) >= most:
             first = next(iter(running))
@@ -205,7 +207,7 @@ NUMERICS = {
 
 def numerics(seconds: float, folder: Path) -> dict[str, Any]:
     """`sexpgpu doctor FILE --numerics --device cuda` of every example."""
-    jobs = {}
+    jobs: dict[str, tuple[list[str], dict[str, str]]] = {}
     for name, sets in NUMERICS.items():
         more = [word for text in sets for word in ("--set", text)]
         jobs[name] = (command("doctor", example(folder, name.split()[0]), "--numerics", "--device", "cuda", "--json", *more), {})
@@ -225,7 +227,7 @@ def numerics(seconds: float, folder: Path) -> dict[str, Any]:
 
 def profile(seconds: float, folder: Path) -> dict[str, Any]:
     """`sexpgpu profile` of GPT-2 at batch 8 and of digits: the launches' sum beside a replayed step, the ceilings, the longest lines."""
-    jobs = {
+    jobs: dict[str, tuple[list[str], dict[str, str]]] = {
         "gpt2": (command("profile", example(folder, "gpt2"), "--set", "batch=8", "--json"), {}),
         "digits": (command("profile", example(folder, "digits"), "--json"), {}),
     }

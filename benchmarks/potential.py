@@ -312,7 +312,7 @@ def size(crystal: Crystal, variant: str, chosen: list[str], seconds: float, devi
     base = {"device": torch.cuda.get_device_name() if device == "cuda" else device, "atoms": len(crystal.species), **ours.facts()}
     reference, peak = peaked(ours.potential, device)
     start = time.perf_counter()
-    found, more = peaked(lambda: reference(crystal.species, crystal.positions, crystal.cell, (True,) * 3), device)
+    found, more = peaked(lambda potential=reference: potential(crystal.species, crystal.positions, crystal.cell, (True,) * 3), device)
     base["first_call_s"] = round(time.perf_counter() - start, 1)
     peaks = {"ours": None if peak is None or more is None else peak + more}
     params = {path: value for (kind, path), value in reference.known.items() if kind == "param"}
@@ -409,7 +409,7 @@ def main() -> None:
         found += made
         if device == "cuda":
             torch.cuda.empty_cache()
-    if not options.plan:
+    if device == "cuda":
         say(**summary(found))
 
 

@@ -4,7 +4,7 @@
     python benchmarks/products.py --batches 32 --only up
 
 JSON lines, times in ms. `apart`: torch's product and what follows it as passes of their own; `alone`: torch's product by itself; the others
-are algorithms by their configuration, in the library's order. `burst`: ten calls from idle; `sustained`: back to back for 0.3 s of
+are algorithms by their configuration, in the library's order. `burst`: ten calls from idle; `sustained`: back to back for 0.25 s of
 `apart`, `alone` and the best three. `error`: the largest difference from float64 on 128 rows, over the largest value there.
 """
 
@@ -25,7 +25,7 @@ from sexpgpu.backends.cuda.cublaslt import EPILOGUES, Product, Unavailable
 D, HEAD = 768, 50304
 ROWS = 64  # at each end of a result that are checked
 IDLE = 0.03  # seconds before a burst
-LOADED = 0.3  # seconds of a sustained block
+LOADED = 0.25  # seconds of a sustained block
 Low, Wide = torch.bfloat16, torch.float32
 
 

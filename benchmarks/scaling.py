@@ -239,8 +239,8 @@ def ddp(given: argparse.Namespace) -> None:
     import torch
     import torch.distributed as dist
     import torch.nn.functional as F
-    from sides import Block
     from torch import nn
+    from torch_models import Block
 
     class Gpt2(nn.Module):
         def __init__(self, layers: int = 12, heads: int = 12, d: int = 768) -> None:

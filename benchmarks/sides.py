@@ -22,8 +22,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
-from torch import nn
 
 from sexpgpu import compiler
 from sexpgpu.backends import state
@@ -61,39 +59,6 @@ def last_lines(text: str, count: int = 6) -> list[str]:
 
 
 # --- programs ------------
-
-
-class Block(nn.Module):
-    """A pre-norm transformer block in PyTorch, as examples/gpt2.lisp has it."""
-
-    def __init__(self, d: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.before, self.between = nn.LayerNorm(d), nn.LayerNorm(d)
-        self.qkv, self.out, self.up, self.down = nn.Linear(d, 3 * d), nn.Linear(d, d), nn.Linear(d, 4 * d), nn.Linear(4 * d, d)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        b, t, d = x.shape
-        q, k, v = (p.view(b, t, self.heads, -1).transpose(1, 2) for p in self.qkv(self.before(x)).chunk(3, -1))
-        x = x + self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(b, t, d))
-        return x + self.down(F.gelu(self.up(self.between(x)), approximate="tanh"))
-
-    def names(self, home: str, last: str) -> dict[str, nn.Module]:
-        """Our path -> the layer; `last`: what the second product of the feed-forward part is called."""
-        return {
-            f"{home}/self-attention/qkv": self.qkv, f"{home}/self-attention/out": self.out, f"{home}/feed-forward/up": self.up,
-            f"{home}/feed-forward/{last}": self.down, f"{home}/layer-norm/0": self.before, f"{home}/layer-norm/1": self.between,
-        }
-
-
-def take(layers: Mapping[str, nn.Module], tensors: Mapping[str, torch.Tensor], root: str) -> None:
-    """Our weights into PyTorch's layers; a matrix of ours lies [in out], a table as theirs."""
-    with torch.no_grad():
-        for path, layer in layers.items():
-            weight = tensors[f"param/{root}/{path}/weight"]
-            layer.weight.copy_(weight.T if isinstance(layer, nn.Linear) else weight)  # type: ignore[operator, union-attr]
-            if getattr(layer, "bias", None) is not None:
-                layer.bias.copy_(tensors[f"param/{root}/{path}/bias"])  # type: ignore[operator, union-attr]
 
 
 def staged_of(file: str, sets: Sequence[str] = (), deterministic: bool = True, variant: str | None = None) -> Any:

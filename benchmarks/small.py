@@ -17,11 +17,9 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from sides import (
     Answers,
     Batch,
-    Block,
     Side,
     Sides,
     initial,
@@ -32,11 +30,10 @@ from sides import (
     serve,
     staged_of,
     summary,
-    take,
     timed,
     tokens,
 )
-from torch import nn
+from torch_models import Perceptron, Transformer
 
 from sexpgpu.run.events import StepDone
 from sexpgpu.run.loop import Feeds, train
@@ -58,40 +55,6 @@ CASES = {
     "transformer-bf16": Case("transformer", "bf16", 1.3),
     "transformer-tf32": Case("transformer", "tf32", 1.3),
 }
-
-
-class Perceptron(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second, self.out = nn.Linear(784, 512), nn.Linear(512, 512), nn.Linear(512, 10)
-
-    def forward(self, x: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
-        return F.cross_entropy(self.out(F.relu(self.second(F.relu(self.first(x))))), label)
-
-    def take(self, tensors: dict[str, torch.Tensor]) -> None:
-        take({"first": self.first, "second": self.second, "out": self.out}, tensors, "perceptron")
-
-
-class Transformer(nn.Module):
-    def __init__(self, vocabulary: int = 256, context: int = 128, d: int = 128, layers: int = 4, heads: int = 4) -> None:
-        super().__init__()
-        self.token, self.position = nn.Embedding(vocabulary, d), nn.Parameter(torch.empty(context, d))
-        self.blocks = nn.ModuleList(Block(d, heads) for _ in range(layers))
-        self.norm, self.head = nn.LayerNorm(d), nn.Linear(d, vocabulary, bias=False)
-
-    def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        x = self.token(tokens) + self.position
-        for block in self.blocks:
-            x = block(x)
-        return F.cross_entropy(self.head(self.norm(x)).flatten(0, 1), targets.flatten())
-
-    def take(self, tensors: dict[str, torch.Tensor]) -> None:
-        layers: dict[str, nn.Module] = {"token": self.token, "head": self.head, "layer-norm": self.norm}
-        for number, block in enumerate(self.blocks):
-            layers |= block.names(f"block/{number}", "down")  # type: ignore[operator]
-        take(layers, tensors, "transformer")
-        with torch.no_grad():
-            self.position.copy_(tensors["param/transformer/position"])
 
 
 def batches_of(case: Case) -> list[Batch]:

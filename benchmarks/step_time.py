@@ -5,6 +5,10 @@ the clock, and `wall_ms` of the clock. Those of the H200 were measured before (d
 since, so a ratio is of this program's estimate and that program's time. `--rates` measures what `--assume` takes of this machine.
 
     python benchmarks/step_time.py [--steps 20] [--rates]
+    python benchmarks/step_time.py --gpu [--seconds 6]     # measures the H200's cases, and which launches are off
+
+With `--gpu` a case is a line with the step, in the steady state and replayed ten at a time, and then a line for each kind of launch, those
+whose estimate is the furthest off first. A case that fails is a line with its error.
 """
 
 from __future__ import annotations
@@ -15,7 +19,9 @@ import os
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from sexpgpu import compiler
 from sexpgpu.experiment.load import Selection
@@ -35,6 +41,13 @@ ON_H200 = {
     "GPT-2 124M, batch 64": ("examples/gpt2.lisp", ("batch=64",), 119.7, "ours, steady, :deterministic false"),
     "perceptron 784-512-512-10, batch 128, TF32": ("benchmarks/programs/perceptron.lisp", (), 0.083, "torch.compile's step in a graph; ours was not measured"),
 }
+#: what --gpu measures besides
+ALSO = {
+    "transformer of 4 layers, d 128, bf16": ("benchmarks/programs/transformer.lisp", ()),
+    "char LM at default knobs": ("examples/char_lm.lisp", ()),
+    "digits": ("examples/digits.lisp", ()),
+}
+TOGETHER = 10  # steps of a replay
 
 
 def estimate(file: str, sets: tuple[str, ...], device: str) -> float:
@@ -64,6 +77,63 @@ def measure(file: str, sets: tuple[str, ...], steps: int) -> tuple[float, float]
     return statistics.median(work[3:]) * 1e3, statistics.median(wall[3:]) * 1e3
 
 
+def random_batch(loaded: Any, run: Any) -> dict[str, Any]:
+    """Fields of a batch: integers below what the program indexes with them, and normal numbers."""
+    import numpy as np
+
+    random = np.random.default_rng(0)
+    bounds = {name: high for name, _, high, _, _ in compiler.label_bounds(compiler.train_graph(loaded, run))}
+    found = {}
+    for field in run.data.fields:
+        shape = (run.data.batch, *field.shape)
+        integers = field.dtype in ("i32", "i64", "u8", "u16")
+        found[field.name] = random.integers(0, bounds.get(field.name, 1) + 1, shape).astype(np.int32) if integers else random.standard_normal(shape).astype(np.float32)
+    return found
+
+
+def on_gpu(case: str, file: str, sets: tuple[str, ...], seconds: float) -> None:
+    """One case on the GPU: its step, and its launches by what they compute."""
+    from sexpgpu.backends.cuda.device import open_device
+    from sexpgpu.backends.cuda.profile import measured
+    from sexpgpu.explain.cost import H200
+    from sexpgpu.explain.lowering import last_of
+    from sexpgpu.explain.roofline import launch_time
+
+    loaded = compiler.load(str(ROOT / file), Selection(sets=sets))
+    run = replace(compiler.choose_run(loaded.experiment, None), deterministic=False)
+    staged = compiler.stages(loaded, run, "cuda")
+    program = compiler.program(staged, "cuda", None, opened=open_device(), budget=None)
+    program.initialise()
+    batch = random_batch(loaded, run)
+    first = program.step(batch, False)
+    assert first.finite, "the first step is not finite: nothing is timed"
+    ahead = [batch] * TOGETHER
+    program.collect(program.launch(ahead, False))
+    done, flight, begin, middle = 0, program.launch(ahead, False), time.perf_counter(), 0.0
+    while time.perf_counter() - begin < seconds:
+        after = program.launch(ahead, False)
+        program.collect(flight)
+        flight = after
+        if not middle and time.perf_counter() - begin > seconds / 2:  # the clock has settled
+            middle, done = time.perf_counter(), 0
+        done += TOGETHER
+    took = (time.perf_counter() - middle) / max(1, done - TOGETHER)
+    program.collect(flight)
+    found = estimated(staged, "h200").seconds
+    print(json.dumps({"case": case, "device": "h200", "estimated_ms": round(found * 1e3, 4), "measured_ms": round(took * 1e3, 4), "ratio": round(found / took, 3)}), flush=True)
+    groups: dict[str, list[float]] = {}
+    for compiled, timed in measured(program, batch)[1]:
+        for row, spent in timed:
+            launch = compiled.schedule.launches[row.number]
+            group = groups.setdefault(f"{row.kind} {last_of(launch).op}", [0, 0.0, 0.0])
+            group[0] += 1
+            group[1] += launch_time(launch, H200, run.precision).seconds
+            group[2] += spent
+    for name, (count, guess, spent) in sorted(groups.items(), key=lambda g: -abs(g[1][1] - g[1][2])):
+        print(json.dumps({"case": case, "launch": name, "count": count, "estimated_ms": round(guess * 1e3, 4), "measured_ms": round(spent * 1e3, 4)}), flush=True)
+    program.close()
+
+
 def rates() -> None:
     """What one thread of this machine reaches, as `--assume` takes it."""
     import torch
@@ -91,9 +161,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--rates", action="store_true")
+    parser.add_argument("--gpu", action="store_true")
+    parser.add_argument("--seconds", type=float, default=6.0)
     chosen = parser.parse_args()
     if chosen.rates:
         rates()
+    if chosen.gpu:
+        for case, (file, sets, *_) in {**ON_H200, **ALSO}.items():
+            try:
+                on_gpu(case, file, sets, chosen.seconds)
+            except Exception as error:  # noqa: BLE001 - the other cases go on
+                print(json.dumps({"case": case, "error": f"{type(error).__name__}: {error}"}), flush=True)
+        return
     for case, (file, sets, measured, what) in ON_H200.items():
         found = estimate(file, sets, "h200")
         print(json.dumps({"case": case, "device": "h200", "estimated_ms": round(found, 4), "measured_ms": measured, "ratio": round(found / measured, 3), "measured": what}), flush=True)

@@ -178,6 +178,16 @@ def ours(data: Data, run: Runner) -> dict[str, Side]:
     return dict(zip(PASSES, (steps("forward"), steps("forward", "backward"), steps("forward", "backward", "second")), strict=True))
 
 
+def operands_of(data: Data, run: Runner) -> list[Any]:
+    """The operands of the second derivative, those of the other passes first; factors packed."""
+    if not data.case.inner:
+        return [*data.operands, *data.tangents]
+    a, b, hidden, matrix, c = data.operands
+    va, vb, vh = data.tangents
+    packed = run.packed_matrix(matrix, len(data.case.form.paths))
+    return [a, b, (run.packed_rows(hidden), packed), c, va, vb, (run.packed_rows(vh), packed)]
+
+
 def _of_factors(data: Data, run: Runner, made: dict[str, Product], edges: Edges | None) -> dict[str, Side]:
     """As a compiled graph has it: factors packed once, the weights' gradient in memory, its two products by the library."""
     a, b, hidden, matrix, c = data.operands
@@ -454,12 +464,7 @@ def tune(case: Case, run: Runner, device: str, tiny: bool) -> None:
     """Measures tiles of each launch, and both walks of the gradients; keeps the best on disk."""
     data = Data(case, device, tiny)
     edges = Edges(data.senders, data.receivers, data.nodes) if case.edges else None
-    operands: list[Any] = [*data.operands, *data.tangents]
-    if case.inner:
-        a, b, hidden, matrix, c = data.operands
-        va, vb, vh = data.tangents
-        packed = run.packed_matrix(matrix, len(case.form.paths))
-        operands = [a, b, (run.packed_rows(hidden), packed), c, va, vb, (run.packed_rows(vh), packed)]
+    operands = operands_of(data, run)
     chosen: list[tuple[str, list]] = []
     for product in passes(case.form, case.shared, case.edges, case.dtype, case.inner).values():
         walks: dict[str, float] = {}
@@ -526,7 +531,7 @@ def chosen(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--part", default="0/1", help="each n-th case, as 0/4")
     parser.add_argument("--tune", action="store_true")
     parser.add_argument("--warm", type=int, default=0, help="processes that compile kernels before, on a tiny graph")
-    parser.add_argument("--compile-only", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--only", default="", help=argparse.SUPPRESS)
     parser.add_argument("--seconds", type=float, default=420, help="no new case after so many")
     parser.add_argument("--dry-run", action="store_true", help="tiny sizes on the CPU under TRITON_INTERPRET=1")
     given = parser.parse_args(arguments)
@@ -562,22 +567,64 @@ def measure_it(case: Case, given: argparse.Namespace, run: Runner, device: str) 
 def warm(given: argparse.Namespace, arguments: list[str]) -> None:
     """Kernels compiled by several processes: sizes of a graph are no part of a kernel, so a tiny one will do."""
     started = time.perf_counter()
-    kept = [x for x in arguments if not x.startswith("--warm")]
-    kept = [x for i, x in enumerate(kept) if not (i and arguments and x == str(given.warm) and arguments[arguments.index(x) - 1] == "--warm")]
-    workers = [subprocess.Popen([sys.executable, __file__, *kept, "--compile-only", "--part", f"{n}/{given.warm}"], stdout=subprocess.DEVNULL)
-               for n in range(given.warm)]
+    command = [sys.executable, __file__, *arguments]
+    workers = [subprocess.Popen([*command, "--only", f"{n}/{given.warm}"], stdout=subprocess.DEVNULL) for n in range(given.warm)]
     codes = [w.wait() for w in workers]
     say(name="warm", seconds=time.perf_counter() - started, failed=sum(c != 0 for c in codes))
+
+
+def compile_each(chosen: list[Case], given: argparse.Namespace, run: Runner, device: str) -> None:
+    """Every n-th kernel of the cases, with those that `--tune` will try; and every n-th of the other sides' cases."""
+    number, parts = map(int, given.only.split("/"))
+    tasks: list[tuple[str, Callable[[], Any]]] = []
+    for case in dict.fromkeys(Case("random" if c.edges else "rows", c.ranks, c.channels, c.dtype, c.inner) for c in chosen):
+        small = Data(case, device, True)
+        for name, make in makers(given.sides, run, given.dry_run).items():
+            if name != "ours":
+                tasks.append((f"{case.name} {name}", lambda make=make, small=small: make(small)["with double backward"]()))  # type: ignore[misc]
+                continue
+            for dtype in ("f32", "bf16") if given.bf16 else ("f32",):
+                data = Data(Case(case.graph, case.ranks, case.channels, dtype, case.inner), device, True)
+                tasks += _kernels(data, given, run)
+    for name, work in tasks[number::parts]:
+        try:
+            work()
+        except Exception as problem:
+            print(name, problem, file=sys.stderr)
+
+
+def _kernels(data: Data, given: argparse.Namespace, run: Runner) -> list[tuple[str, Callable[[], Any]]]:
+    """A call for each kernel of a case."""
+    case = data.case
+    edges = Edges(data.senders, data.receivers, data.nodes) if case.edges else None
+    operands = operands_of(data, run)
+    found: list[tuple[str, Callable[[], Any]]] = []
+    for product in passes(case.form, case.shared, case.edges, case.dtype, case.inner).values():
+        for walk in ("sender", "receiver") if given.tune else (None,):
+            for launch in plan(product, run.config, walk):
+                part = product.only([product.outputs[n] for n in launch.outputs])
+                alone = Launch(launch.mode, tuple(range(len(launch.outputs))), launch.ranks, launch.firsts)
+                for tile in candidates(product, launch) if given.tune else [run.tile(product, launch)]:
+
+                    def work(part: Product = part, alone: Launch = alone, tile: Any = tile) -> None:
+                        run.tiles[part, alone] = tile
+                        run.run(part, operands[: len(part.slots)], edges, data.nodes, [alone])
+
+                    found.append((f"{case.name} {launch} {tile}", work))
+    return found
 
 
 def main(arguments: list[str] | None = None) -> None:
     given = chosen(arguments)
     device = "cpu" if given.dry_run else "cuda"
     torch.backends.cuda.matmul.allow_tf32 = False
-    if given.warm and not given.compile_only:
+    if given.warm and not given.only:
         warm(given, sys.argv[1:] if arguments is None else arguments)
     run = runner(given.dry_run, "interpreted" if given.dry_run else torch.cuda.get_device_name())
     number, parts = map(int, given.part.split("/"))
+    if given.only:
+        compile_each(list(cases(given))[number::parts], given, run, device)
+        return
     started = time.perf_counter()
     rows: list[dict[str, Any]] = []
     original = globals()["say"]
@@ -590,14 +637,6 @@ def main(arguments: list[str] | None = None) -> None:
     for case in list(cases(given))[number::parts]:
         if time.perf_counter() - started > given.seconds:
             say(name=case.name, skipped=f"after {given.seconds:.0f} s")
-            continue
-        if given.compile_only:
-            small = Data(case, device, True)
-            for name, make in makers(given.sides, run, False).items():
-                try:
-                    make(small)["with double backward"]()
-                except Exception as problem:
-                    print(name, problem, file=sys.stderr)
             continue
         for work in (tune_it, check_it, measure_it):
             try:

@@ -68,7 +68,8 @@ class Phases:
 
 def part(name: str, seconds: float, pieces: Sequence[Piece]) -> Part:
     """The pieces by phase and by name, the longest first."""
-    shares, groups = [], {}
+    shares: list[Share] = []
+    groups: dict[tuple[str, str, str], list[Piece]] = {}
     for phase in PHASES:
         own = [p for p in pieces if p.phase == phase]
         if own:
@@ -76,9 +77,9 @@ def part(name: str, seconds: float, pieces: Sequence[Piece]) -> Part:
     for p in pieces:
         groups.setdefault((p.name, p.path, p.phase), []).append(p)
     kernels = []
-    for key, own in groups.items():
+    for (kernel, path, phase), own in groups.items():
         total = sum(p.seconds for p in own)
-        kernels.append(Kernel(*key, len(own), total, sum(p.bytes for p in own) / total if total else 0.0))
+        kernels.append(Kernel(kernel, path, phase, len(own), total, sum(p.bytes for p in own) / total if total else 0.0))
     return Part(name, seconds, tuple(shares), tuple(sorted(kernels, key=lambda k: (-k.seconds, k.name, k.path, k.phase))))
 
 

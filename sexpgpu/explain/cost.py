@@ -41,8 +41,8 @@ CPU = Cpu({"f32": 8e10, "f64": 4e10}, 3e10, 4e-6, 16e9)
 H200 = Gpu({"f32": 5e13, "tf32": 3.9e14, "bf16": 7.83e14, "f16": 7.83e14, "f64": 5e13}, 4.2e12, 141e9, 1e-6)
 DEVICES: dict[str, Cpu | Gpu] = {"cpu": CPU, "h200": H200}
 #: call -> how many calls of torch it makes, or is worth; 1 of all others
-CALLS = {"entropy": 6, "entropy_grad": 4, "attend": 4, "attend_grad": 4, "max_pool": 6, "mean": 2, "convolve": 8, "convolve-transpose": 8,
-         "convolve-weight-grad": 8, "convolution_backward": 12, "embed": 2, "mm": 2, "addmm": 3}  # fmt: skip
+CALLS = {"entropy": 6, "entropy_grad": 4, "attend": 4, "attend_grad": 4, "max_pool": 18, "mean": 2, "convolve": 20, "convolve-transpose": 20,
+         "convolve-weight-grad": 25, "convolution_backward": 40, "embed": 2, "mm": 2, "addmm": 3}  # fmt: skip
 WIDENED = 4  # times the traffic of a product of bf16 or f16: its operands and itself in f32, written and read
 ALIASES = {"cuda": "h200"}
 ASSUMED = ("flops", "bandwidth", "launch", "memory")

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sexpgpu.backends.interpreter.plan import run_plan
+from sexpgpu.backends.interpreter.report import parts_line, size
 from sexpgpu.backends.leaves import schema
 from sexpgpu.compiler import Loaded, Run, stages
 from sexpgpu.diagnostics import SexpError, problem
@@ -20,7 +21,6 @@ from sexpgpu.explain.lowering import Lowered, lowered
 from sexpgpu.ir import DTYPES, Node, Origins, postorder
 from sexpgpu.passes.schedule.fuse import Call
 
-GIB = 2**30
 LARGEST = 5  # tensors shown
 #: bytes that a process takes on a GPU beside its tensors, as `backends.cuda.memory` has them: workspaces of products, and the rest
 PRODUCTS, PROCESS = 64 << 20, 144 << 20
@@ -130,11 +130,6 @@ class Fits:
                 "accumulated": self.accumulated, "remat": self.remat}  # fmt: skip
 
 
-def size(count: float) -> str:
-    """Bytes for people."""
-    return f"{count / GIB:,.2f} GiB" if count >= GIB // 10 else f"{count / 2**20:,.2f} MiB"
-
-
 def fits(found: Memory, run: Run, budget: float, plan: Callable[[Run], Memory], ranks: int = 1) -> Fits:
     """Whether a plan fits into a budget; if not, what would, by planning it. `plan`: of another run."""
     limit = int(budget)
@@ -195,6 +190,6 @@ def _parts(run: Run, limit: int, plan: Callable[[Run], Memory], ranks: int, batc
 def refuse(found: Fits, memory: Memory, via: str) -> SexpError:
     """E-MEM-002 with the parts of the plan, the largest tensors, and what would fit. `via`: who said how much there is."""
     parts = {**memory.kept, "batch": memory.batch, "step": memory.step}
-    notes = ["plan: " + ", ".join(f"{name} {size(n)}" for name, n in parts.items() if n)]
-    notes += [f"{size(t.bytes)}  {t.type}  {t.what}" + (f", made at {t.place}" if t.place else "") for t in memory.largest]
+    notes = ["plan: " + parts_line(parts)]
+    notes += [f"{size(t.bytes)}  {t.type + '  ' if t.type else ''}{t.what}" + (f", made at {t.place}" if t.place else "") for t in memory.largest]
     return problem("E-MEM-002", f"the run takes {size(found.need)} of memory, and {via} allows {size(found.budget)}", notes=notes, help=found.advice())

@@ -8,6 +8,7 @@ is made again where that reads no more than the value itself.
 """
 
 from __future__ import annotations
+
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,7 +20,7 @@ from sexpgpu.passes.rewrite import rebuild
 
 ROWS = 8192  # at least so many
 COLUMNS = 128  # of a value, at most
-NARROW = 16  # a value of so many columns joins no chains: each that needs it reads it
+NARROW = 16  # a value of so many columns ends its chain: those that need it read it
 VIEWS = ("transpose", "reshape", "broadcast")
 
 
@@ -87,7 +88,7 @@ def _chains(order: list[Node], inside: set[Node]) -> list[_Chain]:
     after: dict[Node, int] = {}
     for node in order:
         level[node] = max((after[x] for x in node.inputs), default=0)
-        simple = node in inside or node.op in VIEWS or not node.inputs
+        simple = (node in inside and node.type.shape[1] > NARROW) or node.op in VIEWS or not node.inputs
         after[node] = level[node] + (0 if simple else 1)
     root: dict[Node, Node] = {n: n for n in inside}
 
@@ -100,10 +101,10 @@ def _chains(order: list[Node], inside: set[Node]) -> list[_Chain]:
     sums: dict[Node, Node] = {}
     for node in order:
         if node in inside:
-            near = [x for x in node.inputs if x in inside and level[x] == level[node] and x.type.shape[1] > NARROW]
+            near = [x for x in node.inputs if x in inside and level[x] == level[node]]
             values: list[Node] = [node, *near]
         elif _sums(node):
-            values = [v for x, y in _pairs(node) for v in (x.inputs[0], y) if v in inside and level[v] == level[node] and v.type.shape[1] > NARROW]
+            values = [v for x, y in _pairs(node) for v in (x.inputs[0], y) if v in inside and level[v] == level[node]]
             if values:
                 sums[node] = values[0]
         else:
@@ -200,6 +201,7 @@ def _choose_outputs(order: list[Node], results: set[Node], found: list[_Chain], 
 def _rebuilt(results: Mapping[str, Node], made: Mapping[Node, _Chain], origins: Origins | None) -> dict[str, Node]:
     done: dict[Node, Node] = {}
     stack = list(results.values())
+    open_: set[Node] = set()  # whose operands are being made
     while stack:
         node = stack[-1]
         if node in done:
@@ -209,6 +211,8 @@ def _rebuilt(results: Mapping[str, Node], made: Mapping[Node, _Chain], origins: 
         below: Iterable[Node] = node.inputs if chain is None else chain.inputs
         waiting = [x for x in below if x not in done]
         if waiting:
+            assert node not in open_, "a way out of a chain and back"
+            open_.add(node)
             stack += waiting
             continue
         stack.pop()
@@ -222,7 +226,7 @@ def _rebuilt(results: Mapping[str, Node], made: Mapping[Node, _Chain], origins: 
 
 
 def _node(chain: _Chain, of: int, inputs: list[Node]) -> Node:
-    outputs = []
+    outputs: list[Any] = []
     for node in chain.outputs:
         if node in chain.sums:
             pairs = tuple((chain.places[x.inputs[0]], chain.places[y]) for x, y in _pairs(node))

@@ -28,8 +28,8 @@ from sexpgpu.passes.expand import expand_gradients
 from sexpgpu.passes.precision import apply_precision
 from sexpgpu.passes.simplify import simplify
 from sexpgpu.run.checkpoints.find import absolute, at_path
-from sexpgpu.run.checkpoints.store import load as load_state
 from sexpgpu.run.checkpoints.header import saved_schema
+from sexpgpu.run.checkpoints.store import load as load_state
 from sexpgpu.run.data.extxyz import edges_of
 from sexpgpu.run.data.structures import Capacity, Structures, pack
 from sexpgpu.run.measure import remembered, unmeasured

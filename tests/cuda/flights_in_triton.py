@@ -79,7 +79,7 @@ def bits(pair: Pair) -> list[str]:
     wrong = [] if program.apart else ["this case logs nothing"]
     losses = [(r.loss, r.gradient_norm) for r in quiet]
     for name, sizes, logged in (
-        ("every step logged", (1,) * STEPS, always), ("one launch", (STEPS,), never), ("one launch, all logged", (STEPS,), always),
+        ("every step logged", (1,) * STEPS, always), ("one launch", (STEPS,), never),
         ("two and three", (2, 3), (False, True, False, False, True)), ("mixed", (1, 3, 1), (False, False, False, True, True)),
     ):  # fmt: skip
         state, results, _ = made(pair, batches, sizes, logged)
@@ -94,11 +94,11 @@ def bits(pair: Pair) -> list[str]:
 
 
 def same_functions(program: CudaProgram) -> list[str]:
-    """Every launch of a step that is not logged, in its order, is one of a logged step, to the letter of its source."""
+    """Every launch of a step that is not logged is one of a logged step, to the letter of its source; the order of those that do not wait
+    for each other may be another."""
     for (name, plain), (_, more) in zip(graphs(program, False), graphs(program, True), strict=True):
         told = [[_said(compiled, launch) for launch in compiled.schedule.launches] for compiled in (plain, more)]
-        rest = iter(told[1])
-        if not all(any(said == other for other in rest) for said in told[0]):
+        if any(told[0].count(said) > told[1].count(said) for said in told[0]):
             return [f"{name}: a logged step runs other functions"]
         if plain.late - more.late or plain.parts.items() - more.parts.items():
             return [f"{name}: sums are put together otherwise"]

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from harness import compare, tell
-
 import torch
+from harness import compare, tell
 
 from sexpgpu.ir import Node, postorder
 from sexpgpu.ops import build, constant

@@ -13,6 +13,7 @@ from harness import tell  # first: it chooses the interpreter
 import torch
 from steps_in_triton import Case, Pair, equal, kept
 
+from sexpgpu.backends.cuda import library
 from sexpgpu.passes.schedule import recompute
 
 SMALL = ("layers=3", "heads=2", "d-model=16", "context=12", "vocabulary=64", "batch=4", "warmup=1")
@@ -37,14 +38,46 @@ def states(pair: Pair, batches: list, wrong: list[str]) -> tuple[dict[str, torch
         if not program.step(batch, i == 0).finite:
             wrong.append(f"step {i + 1} is not finite")
     forward, _ = program._graphs(False)
+    more = len(program._graphs(True)[0].schedule.launches) - len(forward.schedule.launches)
+    if more > 4:
+        wrong.append(f"a logged step has {more} launches more")  # what is watched is there already, whatever is computed again
     return kept(program), forward.plan.peak, len(forward.recomputed.choices)
 
 
+def heads() -> list[str]:
+    """The head's losses and gradients in parts of its logits, beside the whole at once; a weight as it is and turned."""
+    def multiply(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, added: bool = False) -> None:
+        out.copy_(a.float() @ b.float() + (out if added else 0))
+
+    library.multiply, library.LEAST = multiply, 1  # type: ignore[assignment]
+    wrong, generator = [], torch.Generator().manual_seed(1)
+    for rows, classes, turned, wanted in ((13, 50, True, (0, 1, 2)), (13, 50, False, (0, 1, 2)), (12, 7, True, (2,)), (5, 130, False, (1,)), (1, 3, True, (0, 2))):
+        x = torch.randn((rows, 6), generator=generator, requires_grad=True)
+        weight = torch.randn((6, classes), generator=generator, requires_grad=True)
+        labels, ct = torch.randint(0, classes, (rows,), generator=generator, dtype=torch.int32), torch.randn(rows, generator=generator)
+        losses = torch.nn.functional.cross_entropy(x @ weight, labels.long(), reduction="none")
+        (losses * ct).sum().backward()
+        given = weight.detach().T.contiguous().T if turned else weight.detach()
+        expected = {0: x.grad, 1: weight.grad.T if turned else weight.grad, 2: losses.detach()}
+        outs = {of: torch.full(expected[of].shape, float("nan")) for of in wanted}
+        step = library.logits_rows(rows, classes, 4)
+        operands = [x.detach(), given, labels] + ([ct] if wanted != (2,) else [])
+        library.heads_in_parts(operands, outs, torch.full((step * classes * 4,), 0xFF, dtype=torch.uint8))
+        wrong += [f"{rows} x {classes}, result {of}" for of in wanted if not torch.allclose(outs[of], expected[of], atol=1e-5, rtol=1e-5)]
+        if rows > 6 and -(-rows // step) < 4:
+            wrong.append(f"{rows} rows stand in parts of {step}")
+    return wrong
+
+
 def main(name: str) -> None:
+    if name == "heads":
+        tell(heads(), 5)
+        return
     what, _, case = name.partition("-")
     wrong: list[str] = []
     with tempfile.TemporaryDirectory() as folder:
-        pair = Pair(CASES[case], Path(folder))
+        watched = ":metrics ((m lm-loss))" if what == "watched" else ""
+        pair = Pair(dataclasses.replace(CASES[case], more=watched), Path(folder))
         batches = [pair.batch() for _ in range(3)]
         plain, most, none = states(pair, batches, wrong)
         if what == "remat":

@@ -20,7 +20,12 @@ ROOT = Path(__file__).resolve().parents[2]
 GIB = 2**30
 
 
-@pytest.mark.parametrize("case", ["again-gpt2", "again-gpt2-bf16", "gelu-gpt2-bf16", "remat-gpt2-bf16", "remat-char-lm"])
+def test_the_head_in_parts() -> None:
+    failures, count = interpreted("recompute_in_triton.py", "heads")
+    assert not failures and count == 5, "\n".join(failures)
+
+
+@pytest.mark.parametrize("case", ["watched-gpt2", "again-gpt2-bf16", "gelu-gpt2-bf16", "remat-gpt2-bf16", "remat-char-lm"])
 def test_steps_are_the_same_with_less_memory(case: str) -> None:
     failures, count = interpreted("recompute_in_triton.py", case)
     assert not failures, "\n".join(failures)

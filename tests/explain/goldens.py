@@ -23,6 +23,7 @@ EXAMPLES = {
     "digits": None, "conv_digits": None, "pinn": None, "vae": None, "own_optimizer": None, "char_lm": "tiny", "gpt2": "tiny", "potential": None,
 }  # fmt: skip
 WHOLE = {"digits"}  # examples whose graphs are kept as text; of the others, what they are made of and a hash
+LAUNCHES = {"digits", "gpt2"}  # examples whose launches on `cuda` are counted: of the others tests/cuda says enough
 DIFFS = (("forms", "expanded"), ("ir", "differentiated"), ("differentiated", "precision"), ("precision", "simplified"))
 
 
@@ -55,6 +56,8 @@ def lowered_dumps(t: Traced, example: str) -> dict[str, str]:
         counts = Counter((graph, row.name, "fused" if row.why.startswith("fused") else row.where) for graph, row in rows)
         text = "\n".join(f"{graph}: {count} {name}, {how}" for (graph, name, how), count in sorted(counts.items()))
         found = {f"{example}.fused.txt": text + "\n"}
+    if example not in LAUNCHES:
+        return found
     launches = Counter((low.name, type(launch).__name__, last_of(launch).op) for low in lowered(stages(t.loaded, t.run, "cuda")) for launch in low.schedule.launches)
     found[f"{example}.launches.txt"] = "".join(f"{graph}: {count} {kind} {op}\n" for (graph, kind, op), count in sorted(launches.items()))
     return found

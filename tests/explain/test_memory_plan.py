@@ -16,7 +16,7 @@ from sexpgpu import compiler
 from sexpgpu.backends.interpreter import Executable
 from sexpgpu.backends.interpreter.dtypes import TORCH
 from sexpgpu.backends.interpreter.lines import write
-from sexpgpu.backends.interpreter.plan import _Memory, forward_program, held, place, update_program
+from sexpgpu.backends.interpreter.plan import Storages, forward_program, held, place, update_program
 from sexpgpu.backends.interpreter.scratch import scratch
 from sexpgpu.backends.interpreter.shapes import contiguous, dense, viewed
 from sexpgpu.backends.leaves import flat_update
@@ -83,7 +83,7 @@ def test_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str, 
     program.close()
     assert len(graphs) == 2
     for steps, lines in zip(graphs, written, strict=True):
-        memory = _Memory({}, {}, {}, {})
+        memory = Storages({}, {}, {}, {})
         base = steps[0][0]
         for line, (before, peak) in zip(lines.lines, steps, strict=True):
             assert before - base == memory.now, line.source

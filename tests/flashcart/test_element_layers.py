@@ -55,7 +55,7 @@ def test_products_have_weights_for_each_element(tmp_path, more):
         alone, _ = run(tmp_path, "conditioned", typed, {"x": x, "species": np.full(4, element)}, more, tables)
         np.testing.assert_allclose(both[SPECIES == element], alone[SPECIES == element], rtol=1e-12)
         if more:  # the layer without elements has trained weights too: those of this element
-            own, _ = run(tmp_path, "features", plain, {"x": x}, more, lambda path, shape: tables(path, (2, *_flat(shape)))[element].reshape(shape) if "path-weight" in path else tables(path, shape))
+            own, _ = run(tmp_path, "features", plain, {"x": x}, more, lambda path, shape, element=element: tables(path, (2, *_flat(shape)))[element].reshape(shape) if "path-weight" in path else tables(path, shape))
             np.testing.assert_allclose(alone, own, rtol=1e-12)
     ones, _ = run(tmp_path, "conditioned", typed, {"x": x, "species": SPECIES}, more, lambda path, shape: np.zeros(shape) if "path-weight" in path else tables(path, shape))
     without, _ = run(tmp_path, "features", plain, {"x": x}, more, lambda path, shape: np.zeros(shape) if "path-weight" in path else tables(path, shape))

@@ -155,6 +155,10 @@ def _binary(name: str, f: Callable[..., Any], right: str = "real") -> list[Case]
     return [Case(name, ((a, "real"), (b, right)), f) for a, b in shapes]
 
 
+#: x², x w / 2, twice that; the second output is a sum over the rows
+CHAIN = (("load", 0), ("point", "*", (0, 0)), ("dot", 0, 1, False, 0.5), ("point", "*", (("number", 2.0), 2)))
+CHAIN_OUTPUTS = ((("value", 3), (4, 2)), (("sum", ((1, 2),), 6.0), (3, 2)))
+
 CASES: list[Case] = [
     *_binary("+", np.add),
     *_binary("-", np.subtract),
@@ -232,6 +236,8 @@ CASES: list[Case] = [
     Case("matmul", (((3,), "real"), ((2, 3, 2), "real")), np.matmul),
     Case("matmul", (((2, 2, 3), "real"), ((3,), "real")), np.matmul),
     Case("matmul-f32", (((2, 2, 3), "real"), ((3, 2), "real")), np.matmul),
+    *(Case("row-chain", (((4, 3), "real"), ((3, 2), "real")), meaning, {"program": CHAIN, "outputs": CHAIN_OUTPUTS, "of": of})
+      for of, meaning in enumerate((lambda x, w: 2 * (x @ w) * 0.5, lambda x, w: 3.0 * (x * x).T @ (x @ w)))),
     Case("matmul-sum", (((2, 3), "real"), ((3, 2), "real"), ((2, 1), "real"), ((1, 2), "real")), lambda a, b, c, d: 0.5 * (a @ b + c @ d), {"scale": 0.5}),
     Case("matmul-bias", (((2, 2, 3), "real"), ((3, 2), "real"), ((2,), "real")), lambda a, b, c: a @ b + c),
     *(Case("matmul-gelu", (((2, 2, 3), "real"), ((3, 2), "real"), ((2,), "real")), lambda a, b, c, of=of: (a @ b + c if of else _gelu_tanh(a @ b + c)), {"of": of})

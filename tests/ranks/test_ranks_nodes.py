@@ -98,7 +98,7 @@ def test_a_link_that_drops_ends_both_nodes_in_time(tmp_path, spaces):
         begin = time.monotonic()
         assert a.wait(40) == 3, a.text()
         assert b.wait(40) == 3, b.text()
-        assert time.monotonic() - begin < 30
+        assert time.monotonic() - begin < 60  # 6 s and what a loaded machine takes
     assert "E-RUN-061" in a.text() and "from node 1" in a.text(), a.text()
     assert "E-RUN-061" in b.text() and "from node 0 at 10.213.7.1" in b.text(), b.text()
     assert not alive(pids) and status(folders[0])["error"]["code"] == "E-RUN-061"

@@ -75,7 +75,7 @@ class Compiled:
         self.late = self._late(self.schedule)
         if beside:
             stored = {node for launch in self.schedule.launches for node in launch.stores}
-            moved = {old: new for old, new in self.recomputed.moved.items() if new in stored}
+            moved = {old: new for old, new in self.recomputed.moved.items() if new in stored and old not in stored}
             watched = rewrite({n: self.results[n] for n in beside}, lambda node, inputs: moved.get(node), origins)
             self.results |= watched | rewrite({n: node for n, node in watched.items() if node not in self.late}, self._apart, origins)
             more = fuse({n: self.results[n] for n in beside}, stored - self.parts.keys())

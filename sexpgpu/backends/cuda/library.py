@@ -302,6 +302,11 @@ def heads(node: Node, operands: list[torch.Tensor], outs: dict[int, torch.Tensor
             found = table()[node.op].reference(torch, one, operands)
             out.copy_(found if order is None else found.permute(order))
         return
+    heads_in_parts(operands, outs, scratch)
+
+
+def heads_in_parts(operands: Sequence[torch.Tensor], outs: Mapping[int, torch.Tensor], scratch: torch.Tensor) -> None:
+    """What `heads` does on a device; the gradient by a weight that is a transposed matrix goes to where that matrix would lie."""
     entropy_rows = modules.by_hand("entropy_rows")
     x, weight, labels, *more = operands
     x, labels = x.reshape(-1, x.shape[-1]), labels.reshape(-1)

@@ -43,46 +43,56 @@ def precise() -> str:
 # --- the map ---
 
 
+def _chosen(cases: Sequence[tuple[str, Mapping[str, str]]]) -> list[str]:
+    """Source that takes the case of a program's `tile`: (how many tiles, name -> value) of each, in order. One body then serves all of them,
+    and compiles in the time of one."""
+    text = []
+    for i, (count, values) in enumerate(cases):
+        indent = "    " * (i + 1)
+        text += [f"{indent}if tile < {count}:"] if i < len(cases) - 1 else [f"{indent}if True:"]
+        text += [f"{indent}    {name} = {value}" for name, value in values.items()]
+        if i < len(cases) - 1:
+            text += [f"{indent}else:", f"{indent}    tile -= {count}"]
+    return text
+
+
+def _whole(n: int) -> str:
+    """A number as a value that a branch may choose."""
+    return f"tl.full((), {n}, tl.int32)"
+
+
 @cache
 def _map_kernel(inputs: tuple[tuple[int, int, int, int], ...], row: int, out_row: int, missing: tuple[tuple[int, int], ...], scales: tuple[float, ...],
                 back: bool, precision: str) -> tuple[Any, int, int, tuple[int, ...]]:
     """(function, BN, column tiles, components of each block). inputs: of each rank (first column, inputs, first column of the result,
     columns); missing: (first, count) of columns that are 0. `row`, `out_row`: lengths of rows."""
     bn = max(power(n, 64) for _, _, _, n in inputs)
+    blocks = [(2 * i + 1, *block, scales[i], f"w{i}") for i, block in enumerate(inputs)]
+    blocks += [(1, 0, 0, start, count, 1.0, "w0") for start, count in missing]  # no inputs: a sum of nothing
+    cases = [(f"tl.cdiv(rows * {m}, {ROWS})", {"size": _whole(m), "start": _whole(start), "inputs": _whole(k), "place": _whole(first), "columns": _whole(n),
+                                               "scale": f"tl.full((), {scale!r}, tl.float32)", "w": weight})
+             for m, start, k, first, n, scale, weight in blocks]
+    weight = "n * inputs + k[:, None]" if back else "k[:, None] * columns + n"
     text = [
         "@triton.jit",
         f"def rank_map(x, out, {', '.join(f'w{i}' for i in range(len(inputs)))}, rows):",
         "    tile = tl.program_id(0)",
+        *_chosen(cases),
         f"    n = tl.program_id(1) * {bn} + tl.arange(0, {bn})[None, :]",
+        f"    if tl.program_id(1) * {bn} < columns:",
+        f"        m = tile * {ROWS} + tl.arange(0, {ROWS})[:, None]",
+        "        row = (m // size).to(tl.int64)",
+        f"        a = x + row * {row} + start + (m % size) * inputs",
+        f"        total = tl.zeros(({ROWS}, {bn}), tl.float32)",
+        f"        for first in range(0, inputs, {STEP}):",
+        f"            k = first + tl.arange(0, {STEP})",
+        "            left = tl.load(a + k[None, :], mask=(row < rows) & (k[None, :] < inputs), other=0.0)",
+        f"            right = tl.load(w + {weight}, mask=(k[:, None] < inputs) & (n < columns), other=0.0)",
+        f"            total = tl.dot(left, right, total, input_precision=\"{precision}\")",
+        f"        tl.store(out + row * {out_row} + place + (m % size) * columns + n, total * scale, mask=(row < rows) & (n < columns))",
     ]
-    components = []
-    for i, (start, k, out_start, n) in enumerate(inputs):
-        m = 2 * i + 1
-        components.append(m)
-        weight = f"n * {k} + k[:, None]" if back else f"k[:, None] * {n} + n"
-        text += [
-            f"    if (tile >= 0) & (tile < tl.cdiv(rows * {m}, {ROWS})) & (tl.program_id(1) * {bn} < {n}):",
-            f"        m = tile * {ROWS} + tl.arange(0, {ROWS})[:, None]",
-            f"        row = (m // {m}).to(tl.int64)",
-            f"        a = x + row * {row} + {start} + (m % {m}) * {k}",
-            f"        total = tl.zeros(({ROWS}, {bn}), tl.float32)",
-            f"        for first in range(0, {k}, {STEP}):",
-            f"            k = first + tl.arange(0, {STEP})",
-            f"            left = tl.load(a + k[None, :], mask=(row < rows) & (k[None, :] < {k}), other=0.0)",
-            f"            right = tl.load(w{i} + {weight}, mask=(k[:, None] < {k}) & (n < {n}), other=0.0)",
-            f"            total = tl.dot(left, right, total, input_precision=\"{precision}\")",
-            f"        tl.store(out + row * {out_row} + {out_start} + (m % {m}) * {n} + n, total * {scales[i]!r}, mask=(row < rows) & (n < {n}))",
-            f"    tile -= tl.cdiv(rows * {m}, {ROWS})",
-        ]
-    for start, count in missing:
-        text += [
-            f"    if (tile >= 0) & (tl.program_id(1) * {bn} < {count}):",
-            f"        m = tile * {ROWS} + tl.arange(0, {ROWS})[:, None]",
-            f"        tl.store(out + m.to(tl.int64) * {out_row} + {start} + n, tl.zeros(({ROWS}, {bn}), tl.float32), mask=(m < rows) & (n < {count}))",
-            f"    tile -= tl.cdiv(rows, {ROWS})",
-        ]
-    tiles = max([cut(n, bn) for _, _, _, n in inputs] + [cut(count, bn) for _, count in missing])
-    return modules.load("\n".join(text) + "\n", "rank_map"), bn, tiles, tuple(components)
+    tiles = max(cut(block[4], bn) for block in blocks)
+    return modules.load("\n".join(text) + "\n", "rank_map"), bn, tiles, tuple(block[0] for block in blocks)
 
 
 def _map_of(node: Node) -> tuple[tuple[tuple[int, int, int, int], ...], tuple[tuple[int, int], ...]]:
@@ -117,7 +127,7 @@ def rank_map(node: Node, x: torch.Tensor, *rest: torch.Tensor) -> None:
     back = node.attrs["back"]
     function, _, tiles, components = _map_kernel(blocks, prod(node.inputs[0].type.shape[1:]), prod(node.type.shape[1:]), missing,
                                                  node.attrs["scales"], back, precise())
-    programs = sum(cut(rows * m, ROWS) for m in components) + len(missing) * cut(rows, ROWS)
+    programs = sum(cut(rows * m, ROWS) for m in components)
     function[(programs, tiles)](x.contiguous(), out, *(w.contiguous() for w in weights[: len(blocks)]), rows, num_warps=4)
 
 
@@ -128,40 +138,39 @@ def rank_map(node: Node, x: torch.Tensor, *rest: torch.Tensor) -> None:
 def _weights_kernels(blocks: tuple[tuple[int, int, int, float], ...], outputs: int, count: int, row: int, ct_row: int, splits: int,
                      precision: str) -> tuple[Any, Any, int, int]:
     """(parts, their sum, programs of each); blocks as in the op; `count` pairs; the parts are [splits elements]."""
-    bo = power(outputs, 64)
+    bo, bq = power(outputs, 64), max(power(inputs, 64) for _, _, inputs, _ in blocks)
     tiles_o = cut(outputs, bo)
-    operands = ", ".join(f"x{p}, c{p}" for p in range(count))
-    text = ["@triton.jit", f"def rank_parts(out, {operands}, rows):", "    tile = tl.program_id(0)", "    part = tl.program_id(1)"]
     total = sum(inputs * outputs for _, _, inputs, _ in blocks)
-    offset = programs = 0
+    cases, offset, programs = [], 0, 0
     for rank, start, inputs, _ in blocks:
-        m, bq = 2 * rank + 1, power(inputs, 64)
         tiles = cut(inputs, bq) * tiles_o
-        text += [
-            f"    if (tile >= 0) & (tile < {tiles}):",
-            f"        q = (tile // {tiles_o}) * {bq} + tl.arange(0, {bq})[:, None]",
-            f"        o = (tile % {tiles_o}) * {bo} + tl.arange(0, {bo})[None, :]",
-            f"        chunk = tl.cdiv(tl.cdiv(rows * {m}, {STEP}), {splits}) * {STEP}",
-            f"        stop = tl.minimum((part + 1) * chunk, rows * {m})",
-            f"        total = tl.zeros(({bq}, {bo}), tl.float32)",
-        ]
-        for p in range(count):
-            text += [
-                "        for first in range(part * chunk, stop, " + str(STEP) + "):",
-                f"            m = first + tl.arange(0, {STEP})",
-                f"            row = (m // {m}).to(tl.int64)",
-                f"            inside = m < rows * {m}",
-                f"            left = tl.load(x{p} + row[None, :] * {row} + {start} + (m[None, :] % {m}) * {inputs} + q, mask=inside[None, :] & (q < {inputs}), other=0.0)",
-                f"            right = tl.load(c{p} + row[:, None] * {ct_row} + {rank * rank * outputs} + (m[:, None] % {m}) * {outputs} + o,"
-                f" mask=inside[:, None] & (o < {outputs}), other=0.0)",
-                f"            total = tl.dot(left, right, total, input_precision=\"{precision}\")",
-            ]
-        text += [
-            f"        tl.store(out + part * {total} + {offset} + q * {outputs} + o, total, mask=(q < {inputs}) & (o < {outputs}))",
-            f"    tile -= {tiles}",
-        ]
+        cases.append((str(tiles), {"size": _whole(2 * rank + 1), "start": _whole(start), "inputs": _whole(inputs), "place": _whole(rank * rank * outputs),
+                                   "offset": _whole(offset)}))
         offset += inputs * outputs
         programs += tiles
+    text = [
+        "@triton.jit",
+        f"def rank_parts(out, {', '.join(f'x{p}, c{p}' for p in range(count))}, rows):",
+        "    tile = tl.program_id(0)",
+        "    part = tl.program_id(1)",
+        *_chosen(cases),
+        f"    q = (tile // {tiles_o}) * {bq} + tl.arange(0, {bq})[:, None]",
+        f"    o = (tile % {tiles_o}) * {bo} + tl.arange(0, {bo})[None, :]",
+        f"    chunk = tl.cdiv(tl.cdiv(rows * size, {STEP}), {splits}) * {STEP}",
+        "    stop = tl.minimum((part + 1) * chunk, rows * size)",
+        f"    total = tl.zeros(({bq}, {bo}), tl.float32)",
+    ]
+    for p in range(count):
+        text += [
+            f"    for first in range(part * chunk, stop, {STEP}):",
+            f"        m = first + tl.arange(0, {STEP})",
+            "        row = (m // size).to(tl.int64)",
+            "        inside = m < rows * size",
+            f"        left = tl.load(x{p} + row[None, :] * {row} + start + (m[None, :] % size) * inputs + q, mask=inside[None, :] & (q < inputs), other=0.0)",
+            f"        right = tl.load(c{p} + row[:, None] * {ct_row} + place + (m[:, None] % size) * {outputs} + o, mask=inside[:, None] & (o < {outputs}), other=0.0)",
+            f"        total = tl.dot(left, right, total, input_precision=\"{precision}\")",
+        ]
+    text.append(f"    tl.store(out + part * {total} + offset + q * {outputs} + o, total, mask=(q < inputs) & (o < {outputs}))")
     parts = modules.load("\n".join(text) + "\n", "rank_parts")
     sizes = tuple(inputs * outputs for _, _, inputs, _ in blocks)
     last, blocks_of_sums = sums_kernel(sizes, tuple(scale for _, _, _, scale in blocks), splits)
@@ -193,7 +202,8 @@ def _splits(node: Node) -> int:
     """Parts of the rows that programs add apart."""
     blocks, first = node.attrs["blocks"], node.inputs[1]
     outputs, rows = first.type.shape[2], first.type.shape[0]
-    tiles = sum(cut(inputs, power(inputs, 64)) * cut(outputs, power(outputs, 64)) for _, _, inputs, _ in blocks)
+    widest = max(power(inputs, 64) for _, _, inputs, _ in blocks)
+    tiles = sum(cut(inputs, widest) * cut(outputs, power(outputs, 64)) for _, _, inputs, _ in blocks)
     return max(1, min(cut(PROGRAMS, tiles), cut(rows, STEP)))
 
 

@@ -41,7 +41,7 @@ class Held:
 
 
 @dataclass
-class _Memory:
+class Storages:
     """Storages by the value that they were made for; how many values lie in each; strides of values."""
 
     storage: dict[Value, Value | None]  # None: the caller's memory
@@ -76,7 +76,7 @@ class _Memory:
 
 def held(written: Writer, threads: int = 1, drawn: bool = False) -> Held:
     """The peak of a program. `drawn`: its masks were drawn before it began, and lie there until they are read."""
-    memory = _Memory({}, {}, {}, {})
+    memory = Storages({}, {}, {}, {})
     if drawn:
         for step in written.steps:
             if step.needs[:1] == ("mask",):
@@ -104,7 +104,7 @@ def held(written: Writer, threads: int = 1, drawn: bool = False) -> Held:
     return best
 
 
-def place(output: Value, step: Step, over: int | None, home: bool, memory: _Memory) -> None:
+def place(output: Value, step: Step, over: int | None, home: bool, memory: Storages) -> None:
     """Where an output lies: over an operand, in the caller's memory, in what it views, or in memory of its own."""
     if output in memory.storage:  # drawn before
         return
@@ -145,7 +145,7 @@ def _through(output: Node, operand: Value, strides: Strides) -> Strides | None:
     return strides
 
 
-def _layout(output: Value, step: Step, memory: _Memory) -> Strides | None:
+def _layout(output: Value, step: Step, memory: Storages) -> Strides | None:
     """Strides of a fresh value: heads innermost but one after attention, those of the operands element by element; None: in order."""
     shape = shape_of(output)
     attention = step.source.startswith(("attend(", "attend_grad(")) or (isinstance(output, Node) and output.op == "attend")

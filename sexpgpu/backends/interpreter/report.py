@@ -20,8 +20,6 @@ from sexpgpu.ir import Node, Origins, postorder
 from sexpgpu.ops import table
 from sexpgpu.ops.random import DRAWS
 
-MIB = 2**20
-
 
 @dataclass(frozen=True)
 class Row:
@@ -175,9 +173,18 @@ def _why(step: Step, nodes: list[Node], graph: Graph) -> str:
 # --- text ---
 
 
-def size(count: int) -> str:
+def size(count: float) -> str:
     """Bytes for people."""
-    return f"{count / 2**30:,.2f} GiB" if count >= 2**30 // 10 else f"{count / MIB:,.2f} MiB"
+    for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if count >= unit / 10:
+            return f"{count / unit:,.2f} {name}"
+    return f"{count:.0f} B"
+
+
+def parts_line(parts: Mapping[str, int]) -> str:
+    """The parts of a plan, those of less than a thousandth left out."""
+    total = sum(parts.values())
+    return ", ".join(f"{name} {size(n)}" for name, n in parts.items() if n and 1000 * n >= total)
 
 
 def table_lines(found: list[Row]) -> list[str]:
@@ -211,7 +218,7 @@ def documents(staged: Any, ranks: int = 1) -> list[dict[str, Any]]:
 def plan_lines(staged: Any, plan: RunPlan, threads: int = 1, ranks: int = 1) -> list[str]:
     """The parts of the plan, and of each graph what lies in memory at its peak and in which call that is."""
     parts: Mapping[str, int] = {**plan.kept, "batch": plan.batch, "step": plan.step}
-    out = [f"plan: {size(sum(parts.values()))} ({', '.join(f'{name} {size(n)}' for name, n in parts.items() if n)})"]
+    out = [f"plan: {size(sum(parts.values()))} ({parts_line(parts)})"]
     for name, _, written in programs(staged, ranks):
         found = held(written, threads)
         out.append(f"{name}: {size(found.bytes)} at the most, in call {found.step} of {len(written.lines)}" + _scratch(found, written))

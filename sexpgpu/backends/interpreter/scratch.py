@@ -65,11 +65,12 @@ def _product(step: Step, at: At, threads: int) -> int:
 
 
 def _batched(a: Value, b: Value, at: At, width: int = 0) -> int:
-    """Bytes of the copies that torch.matmul makes of operands of more than two axes: it wants one axis of matrices."""
-    copies = 0
-    shapes = shape_of(a), shape_of(b)
-    if len(shapes[1]) <= 2 or len(shapes[0]) <= 2:
-        return _as_rows(a, at) * (width or 1) // (bytes_of(a) // max(1, prod(shapes[0])) if width else 1) if len(shapes[0]) > 2 else 0
+    """Bytes of the copies that torch.matmul makes of operands of more than two axes: it wants one axis of matrices. `width`: of an
+    element of the copies, where it is not the operand's."""
+    copies, shapes = 0, (shape_of(a), shape_of(b))
+    if len(shapes[1]) <= 2 or len(shapes[0]) <= 2:  # all rows of the one by the other
+        copied = _as_rows(a, at) if len(shapes[0]) > 2 else 0
+        return copied * width // max(1, bytes_of(a) // max(1, prod(shapes[0]))) if width else copied
     lead = max(len(s) for s in shapes) - 2
     batch = [max(s[-2 - lead + i] if len(s) - 2 >= lead - i else 1 for s in shapes) for i in range(lead)]
     for value, shape in zip((a, b), shapes, strict=True):

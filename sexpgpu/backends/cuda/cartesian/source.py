@@ -20,6 +20,7 @@ from sexpgpu.ops.cartesian.algebra import Path, Term, terms
 NAME = "product"
 AHEAD = 2  # paths whose loads stand before the stores of an earlier one; 1 where many operands crowd the registers
 AT_NODE = {"receiver": "result", "sender": "a"}
+WALK = ["begins", "ends", "nodes", "order", "others"]  # of each walk: its edges' places in order, and its node; places of edges, and their other ends
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ class _Writer:
         operands = [f"x{n}" for n in self.used]
         outputs = [f"o{i}" for i in range(len(self.p.outputs))]
         lows = [f"LOW{i}: tl.constexpr" for i in range(len(outputs))]
-        runtime = ["starts", "order", "others"] if self.looped else ["senders", "receivers"] if self.p.edges else []
+        runtime = WALK if self.looped else ["senders", "receivers"] if self.p.edges else []
         sizes = ["count", "edges", "slots"]
         tiles = ["ROWS: tl.constexpr", "CHANNELS: tl.constexpr", "ACC: tl.constexpr"]
         arguments = ", ".join(operands + outputs + runtime + sizes + tiles + lows)
@@ -120,7 +121,7 @@ class _Writer:
     def _open(self) -> None:
         head = self.head
         head += [
-            "node = tl.program_id(0)",
+            "walk = tl.program_id(0)",
             "block = tl.program_id(1)",
             "slot = tl.program_id(2)",
             "ch = block * CHANNELS + tl.arange(0, CHANNELS)[None, :]",
@@ -131,12 +132,13 @@ class _Writer:
             other = "receiver" if self.mode == "sender" else "sender"
             own = "sender" if self.mode == "sender" else "receiver"
             head += [
-                "begin = tl.load(starts + node)",
-                "end = tl.load(starts + node + 1)",
+                "begin = tl.load(begins + walk)",
+                "end = tl.load(ends + walk)",
+                "used = (walk < tl.num_programs(0)) & ((end > begin) | (walk < count))",
                 "span = (end - begin + slots - 1) // slots",
                 "begin += slot * span",
                 "end = tl.minimum(begin + span, end)",
-                f"{own} = node.to(tl.int64)",
+                f"{own} = tl.load(nodes + walk).to(tl.int64)",
                 "place = tl.minimum(begin + line, end - 1)",
                 "next_edge = tl.load(order + place, mask=place >= begin, other=0).to(tl.int64)",
                 "next_other = tl.load(others + place, mask=place >= begin, other=0).to(tl.int64)",
@@ -150,7 +152,7 @@ class _Writer:
                 "next_other = tl.load(others + place).to(tl.int64)",
             ]
         else:
-            self.body += ["edge = node.to(tl.int64) * ROWS + line", "live = edge < edges"]
+            self.body += ["edge = walk.to(tl.int64) * ROWS + line", "live = edge < edges"]
             if self.p.edges:
                 for what in ("sender", "receiver"):
                     self.body.append(f"{what} = tl.load({what}s + edge, mask=live, other=0).to(tl.int64)")
