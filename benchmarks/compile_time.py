@@ -173,7 +173,7 @@ def main() -> None:
             if given.only in case:
                 row = {"name": f"start {case}", **start(case, given, folder)}
                 print(json.dumps(row), flush=True)
-                if os.environ.get("OUT"):
+                if os.environ.get("OUT") and Path(os.environ["OUT"]).is_dir():
                     with open(Path(os.environ["OUT"]) / "rows.jsonl", "a", encoding="utf-8") as file:
                         file.write(json.dumps(row) + "\n")
 

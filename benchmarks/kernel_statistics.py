@@ -35,7 +35,7 @@ from sexpgpu.backends.cuda.cartesian import lanes
 from sexpgpu.backends.cuda.cartesian.config import Config
 from sexpgpu.backends.cuda.cartesian.plan import Launch, plan
 from sexpgpu.backends.cuda.cartesian.product import Product, passes
-from sexpgpu.backends.cuda.cartesian.source import NAME, generate
+from sexpgpu.backends.cuda.cartesian.source import NAME, WALK, generate
 from sexpgpu.backends.cuda.cartesian.tune import Tile, default
 from sexpgpu.ops.cartesian.algebra import paths
 from sexpgpu.ops.cartesian.product import Form
@@ -65,7 +65,7 @@ def compiled(product: Product, launch: Launch, tile: Tile | lanes.Lanes) -> byte
         elif re.fullmatch(r"[xo]\d+", name):
             signature[name] = POINTER[product.dtype]
         else:
-            signature[name] = "*i32" if name in ("starts", "order", "others", "senders", "receivers") else "i32"
+            signature[name] = "*i32" if name in (*WALK, "senders", "receivers") else "i32"
     if launch.mode == "edge" or product.dtype == "bf16":  # sums that are not final are f32
         for i, n in enumerate(launch.outputs):
             low = product.dtype == "bf16" and launch.mode != "edge" and product.outputs[n].target != product.narrow

@@ -300,11 +300,11 @@ def mistakes(seconds: float, folder: Path) -> dict[str, Any]:
         "ordinal": (command("run", digits, *short), {"SEXPGPU_DEVICES": "7"}),
         "hidden": (command("run", digits, *short), {"CUDA_VISIBLE_DEVICES": ""}),
         "cache": (command("run", digits, *short), {"XDG_CACHE_HOME": "/dev/null/cache", "TRITON_CACHE_DIR": ""}),
-        "memory": (command("run", gpt2, *short), {"SEXPGPU_MEMORY": "8"}),
+        "memory": (command("run", gpt2, *short), {"SEXPGPU_MEMORY": "4"}),
     }
     expected = {"ordinal": (2, "E-DEV-004"), "hidden": (2, "E-DEV-002"), "cache": (0, "E-DEV-007"), "memory": (2, "E-MEM-002")}
     found = together(jobs, seconds * 0.5)
-    hog = subprocess.Popen([sys.executable, "-c", HOG, "6"], stdout=subprocess.PIPE, text=True)
+    hog = subprocess.Popen([sys.executable, "-c", HOG, "5"], stdout=subprocess.PIPE, text=True)
     try:
         assert hog.stdout is not None
         if hog.stdout.readline().strip() == "held":

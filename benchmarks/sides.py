@@ -1,4 +1,4 @@
-"""What the benchmarks of a GPU share: our program without its data, PyTorch's blocks, batches, and sides that are measured in turn.
+"""What the benchmarks of a GPU share: our program without its data, batches, and sides that are measured in turn.
 
 A *side* is a process of its own that answers questions, one JSON object a line: it is prepared while the others are, and then asked
 for blocks of steps in turn, so that one process at a time uses the device and a failure of one leaves the others. The process is the
@@ -14,6 +14,7 @@ import select
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -38,7 +39,7 @@ def say(name: str, **fields: Any) -> dict[str, Any]:
     """One JSON object a line, kept in $OUT as well where that is a folder; times in ms unless a key says otherwise."""
     row = {"name": name, **fields}
     print(json.dumps(row), flush=True)
-    if os.environ.get("OUT"):
+    if os.environ.get("OUT") and Path(os.environ["OUT"]).is_dir():
         with open(Path(os.environ["OUT"]) / "rows.jsonl", "a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
     return row
@@ -148,7 +149,7 @@ class Side:
     def __init__(self, name: str, words: Sequence[str], limit: float, variables: Mapping[str, str] | None = None):
         self.name, self._started, self._end = name, time.time(), time.monotonic() + limit
         self._read, write = os.pipe()
-        self._said = open(Path(os.environ.get("OUT") or "/tmp") / f"side-{os.getpid()}-{write}.txt", "w+b")  # noqa: SIM115
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115
         command = [sys.executable, sys.argv[0], *words, "--side", name, "--answers", str(write)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=self._said, stderr=subprocess.STDOUT, pass_fds=(write,), env={**os.environ, **(variables or {})})
         os.close(write)

@@ -2,7 +2,7 @@
 
 `read` is a pure function of the environment and the flags. It never raises: malformed values stand in
 `problems`, names we do not know in `warnings`, so that `doctor` can show both. `load` is `read` that raises.
-`require` refuses what this version cannot do yet. A flag wins over its variable, a variable over the default.
+`require` refuses what needs other settings that are missing. A flag wins over its variable, a variable over the default.
 
 The module is long because the table is: one row a variable, in the order of the docs page generated from it.
 """
@@ -602,30 +602,29 @@ def child_environment(environ: Mapping[str, str], roles: Iterable[str] = ()) -> 
     return {name: value for name, value in environ.items() if name not in SECRETS or name in kept}
 
 
-# --- what this version cannot do yet ------------
+# --- settings that need others ------------
 
 
 def not_yet(settings: Settings) -> list[Diagnostic]:
-    """A message for each setting that needs what is not there yet, or other settings that are missing."""
+    """E-ENV-003 for each setting that needs other settings, which are missing; of S3, E-NET-010."""
     found: list[Diagnostic] = []
 
-    def refuse(key: str, what: str, mend: str, code: str = "E-ENV-002") -> None:
+    def refuse(key: str, what: str, mend: str) -> None:
         value = settings.of(key)
-        found.append(problem(code, f"{value.via} {what}", help=mend).diagnostic)
+        found.append(problem("E-ENV-003", f"{value.via} {what}", help=mend).diagnostic)
 
     if settings.nodes > 1:
         if settings.rendezvous is None:
             refuse("nodes", f"asks for {settings.nodes} machines, and SEXPGPU_RENDEZVOUS does not say where they meet",
-                   "export SEXPGPU_RENDEZVOUS=host:port, an address of node 0, on every machine", "E-ENV-003")
+                   "export SEXPGPU_RENDEZVOUS=host:port, an address of node 0, on every machine")
         if settings.node_rank >= settings.nodes:
             refuse("node_rank", f"is {settings.node_rank}, and the last of {settings.nodes} machines is number {settings.nodes - 1}",
-                   "nodes count from 0", "E-ENV-003")
+                   "nodes count from 0")
     elif settings.node_rank > 0:
         refuse(
             "node_rank",
             f"is {settings.node_rank}, and there is one machine, number 0",
             "leave it out, or set SEXPGPU_NODES",
-            "E-ENV-003",
         )
     if settings.syvain_metrics_api_key is None and any(
         t.partition(":")[0] == "syvain" for t in split_targets(settings.metrics or "")
@@ -634,7 +633,6 @@ def not_yet(settings: Settings) -> list[Diagnostic]:
             "metrics",
             "names `syvain`, and SYVAIN_METRICS_API_KEY is not set",
             "export SYVAIN_METRICS_API_KEY=…, or write `jsonl:<path>` and send that file later",
-            "E-ENV-003",
         )
     for key in ("checkpoint_dir", "resume"):
         location = getattr(settings, key) or ""
@@ -646,7 +644,6 @@ def not_yet(settings: Settings) -> list[Diagnostic]:
             "resume",
             "is `latest`, and there is no checkpoint location to search",
             "add --checkpoint-dir <folder>",
-            "E-ENV-003",
         )
     return found
 

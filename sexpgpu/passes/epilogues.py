@@ -182,7 +182,7 @@ def _bias_gradients(results: Mapping[str, Node], told: list[Decision], origins: 
         found[node] = build("matmul-rows", *node.inputs, of=0)
         found[total] = build("matmul-rows", *node.inputs, of=1)
         told.append(Decision("sum", total, True, "the bias's gradient with the weight's, in one product"))
-    told += [Decision("sum", total, False, "no product has these rows as its right operand") for total in sums.values()]
+    told += [Decision("sum", total, False, "no product has these rows as its right operand; a kernel that reads them adds them up") for total in sums.values()]
     return replaced(results, found, origins)
 
 

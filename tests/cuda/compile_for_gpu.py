@@ -37,8 +37,8 @@ CASES = {
 
 def argument(what: tuple) -> str:
     """The type of a kernel's argument."""
-    if what[0] in ("key", "draw"):
-        return "*i64"
+    if what[0] in ("key", "draw"):  # the draw is the step
+        return "*i64" if what[0] == "key" else "*i32"
     dtype = what[1].type.dtype
     if what[0] in ("partial", "parts"):
         return {"bool": "*i32", "bf16": "*fp32", "f16": "*fp32"}.get(dtype, "*" + TYPES[dtype])

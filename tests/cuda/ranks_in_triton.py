@@ -241,6 +241,8 @@ def follow(runs: Runs) -> tuple[list[str], int]:
             for key, value in state.items():
                 if not torch.allclose(value.double(), found[0][1][key].double(), rtol=loose, atol=loose):
                     wrong.append(f"{name} on {ranks}: {key} is off by {(value - found[0][1][key]).abs().max():.1e}")
+        if "bf16" in case.keys and not equal(keys["plain"][0][1], keys["divided"][0][1]):  # nothing but the norm is summed otherwise
+            wrong.append("divided weights: other bits")
         if "again" in keys and (not equal(keys["plain"][0][1], keys["again"][0][1]) or keys["plain"][0][0] != keys["again"][0][0]):
             wrong.append(f"{ranks} ranks twice: other bits")
         if "again" in keys:

@@ -37,6 +37,12 @@ def states(pair: Pair, batches: list, wrong: list[str]) -> tuple[dict[str, torch
     for i, batch in enumerate(batches):
         if not program.step(batch, i == 0).finite:
             wrong.append(f"step {i + 1} is not finite")
+    arena = program._activations
+    program.collect(program.launch(batches[:2], False))  # two steps of one replay, and an evaluation, in the memory that is there
+    for evaluation in pair.run.evals[:1]:
+        program.evaluate(evaluation.name, pair.batch(evaluation.data.batch))
+    if program._activations is not arena or len(arena) != program.plan.arena:
+        wrong.append(f"an arena of {len(arena)} bytes where {program.plan.arena} are planned, or another one")
     forward, _ = program._graphs(False)
     more = len(program._graphs(True)[0].schedule.launches) - len(forward.schedule.launches)
     if more > 4:

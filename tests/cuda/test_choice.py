@@ -93,6 +93,24 @@ def test_the_choice_of_a_checkpoint_comes_first(known: Choices, monkeypatch: pyt
     assert choice.used() == {"products": {whole: FIRST}}
 
 
+def test_ranks_take_the_first_ones_choices_and_measure_nothing(known: Choices, monkeypatch: pytest.MonkeyPatch):
+    Case().run()
+    whole = next(iter(known.used))
+    said: list[str] = []
+    choice.agree(lambda text: said.append(text) or text)
+    other = Choices(known.machine, None)
+    other.disk = {whole: FIRST, "other": FIRST}
+    monkeypatch.setattr(choice, "choices", lambda: other)
+    monkeypatch.delattr(choice, "measure")
+    choice.agree(lambda text: said[0])
+    Case().run()
+    assert other.used == {whole: SECOND} and other.given == {whole: SECOND}
+    fresh = Case()
+    fresh.b, fresh.out = aligned(8, 32).normal_(), aligned(300, 32)
+    fresh.run()
+    assert list(other.used.values()) == [SECOND, FIRST] and other.measured == 0
+
+
 def test_what_no_checkpoint_of_ours_says_is_not_taken(known: Choices):
     for kernels in ({}, {"products": 1}, {"products": {"k": "0" * 4000}}, {"products": {"k": ["1"]}}, {"products": {"k": "1;2"}}, {"products": {"k" * 2000: FIRST}}):
         choice.take(kernels)

@@ -14,9 +14,10 @@ import torch
 from support_cuda import ROOT, environment
 
 from sexpgpu import compiler
-from sexpgpu.backends.cuda import device
+from sexpgpu.backends.cuda import device, profile
 from sexpgpu.backends.cuda.executable import Compiled
 from sexpgpu.backends.cuda.program import CudaProgram
+from sexpgpu.cli.main import perform
 from sexpgpu.compiler import Selection, load
 from sexpgpu.diagnostics import SexpError
 from sexpgpu.ops import build
@@ -63,3 +64,51 @@ def test_a_cache_that_cannot_be_written_is_left_out(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-m", "sexpgpu", *words], cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     assert "E-DEV-007" in done.stderr and "is not used" in done.stderr and "done at step 2" in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("words", [("profile", "examples/digits.lisp"), ("profile", "examples/digits.lisp", "--json"), ("doctor", "examples/digits.lisp", "--numerics", "--device", "cuda")])
+def test_what_looks_at_a_gpu_says_that_there_is_none(words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is one")
+    for name in ("XDG_CACHE_HOME", "XDG_STATE_HOME"):
+        monkeypatch.setenv(name, str(tmp_path / name))
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    code = perform([words[0], str(ROOT / words[1]), *words[2:]])
+    said = capfd.readouterr()
+    expected = "E-DEV-001" if torch.version.cuda is None else "E-DEV-002"
+    assert code == (1 if words[0] == "doctor" else 2) and expected in said.err + said.out and "Traceback" not in said.err + said.out
+
+
+def test_a_device_that_fills_up_while_it_is_profiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*given: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr(profile, "measured", full)
+    monkeypatch.setattr(device.subprocess, "run", lambda *a, **k: SimpleNamespace(stdout=""))
+    with pytest.raises(SexpError) as caught:
+        profile.profile(SimpleNamespace(plan=SimpleNamespace(lines=lambda: ["plan: 11 GiB"])), {})  # type: ignore[arg-type]
+    assert caught.value.diagnostic.code == "E-MEM-003" and "plan: 11 GiB" in caught.value.diagnostic.notes
+
+
+def test_a_torch_without_the_wait_is_timed_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`torch.cuda._sleep` is no public name."""
+    marks: list[int] = []
+
+    class Event:
+        def __init__(self, **given: object):
+            self.at = 0
+
+        def record(self) -> None:
+            marks.append(len(marks))
+            self.at = marks[-1]
+
+        def elapsed_time(self, other: Event) -> float:
+            return float(other.at - self.at)
+
+    monkeypatch.delattr(torch.cuda, "_sleep", raising=False)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    done: list[str] = []
+    bound = SimpleNamespace(library=SimpleNamespace(forget=lambda: done.append("forgotten")))
+    times = profile._on_device([(SimpleNamespace(), lambda: done.append("a")), (SimpleNamespace(), lambda: done.append("b"))], bound)  # type: ignore[list-item, arg-type]
+    assert times == [1e-3, 1e-3] and done == ["a", "b", "forgotten"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,9 +12,11 @@ pytest.importorskip("triton")
 
 from support_cuda import interpreted
 
+from sexpgpu.backends.cuda.memory import TAKEN, called, taken
 from sexpgpu.backends.cuda.program import CudaProgram
 from sexpgpu.backends.cuda.report import again_lines, graphs, lowered
 from sexpgpu.compiler import Selection, choose_run, load, stages
+from sexpgpu.diagnostics import SexpError
 from sexpgpu.passes.schedule.recompute import SHARE, lives_of, recompute, seconds_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -55,6 +58,16 @@ def test_memory_of_gpt2() -> None:
     assert ":remat runs" in "\n".join(again_lines(graphs(again)[0][1], again.traced.origins))
 
 
+def test_what_library_calls_take() -> None:
+    """Attention's values [32 12 1024 64] in bf16 and sums of its rows in f32, of all blocks at once, and the sums of one gradient."""
+    forward, update = (compiled for _, compiled in graphs(planned("batch=32")))
+    value, sums = 32 * 12 * 1024 * 64 * 2, 32 * 12 * 1024 * 4
+    assert called(forward) == 12 * (value + sums) + sums and called(update) == 0
+    again = graphs(planned("batch=32", remat=True))[0][1]
+    assert called(again) < called(forward) // 3
+    assert taken([forward]) == sum(TAKEN.values()) and taken([update]) == TAKEN["kernels"] + TAKEN["allocator"]
+
+
 def test_a_small_step_computes_nothing_again() -> None:
     program = planned("layers=2", "heads=2", "d-model=32", "context=32", "vocabulary=512", "batch=4")
     forward = graphs(program)[0][1]
@@ -77,3 +90,18 @@ def test_what_is_made_again_waits_for_the_backward_pass() -> None:
     backward = next(i for i, launch in enumerate(forward.schedule.launches) if any(program.traced.origins.of(n).phase == "backward" for n in launch.stores))
     gone = [lives[c.node].last for c in forward.recomputed.choices if c.node in lives]
     assert gone and max(gone) < len(forward.schedule.launches) // 2 and min(gone) < backward
+
+
+def test_a_step_that_does_not_fit_is_told_what_remat_would_take() -> None:
+    """On a device with 8 GiB free, planned on none."""
+    loaded = load(str(ROOT / "examples/gpt2.lisp"), Selection(sets=("batch=32",)))
+    staged = stages(loaded, choose_run(loaded.experiment, None), "cuda")
+    with pytest.raises(SexpError) as caught:
+        CudaProgram(staged, 1, device="meta", budget=8 * GIB)
+    d = caught.value.diagnostic
+    assert (d.code, d.exit_code) == ("E-MEM-002", 2) and "8.00 GiB are there" in d.message
+    without = re.search(r"about (\d+) samples fit at once: :batch \1$", d.help[0])
+    remat = re.search(r"^:remat true takes [\d.]+ GiB, which fits; with it about :batch (\d+) does$", d.help[-1])
+    assert without and remat and 16 < int(without[1]) < 32 < int(remat[1])
+    run = replace(staged.run, remat=True, data=replace(staged.run.data, batch=int(remat[1]) * 9 // 10))
+    assert CudaProgram(stages(loaded, run, "cuda"), 1, device="meta", budget=8 * GIB).plan.total <= 8 * GIB

@@ -14,6 +14,7 @@ import torch
 from oracle import Bench, close, derivatives, dot, oracle
 from test_cartesian_oracle import ORACLE, VARIANTS, index, variant
 
+from sexpgpu.backends.cuda.cartesian import launch
 from sexpgpu.backends.cuda.cartesian.config import Config
 from sexpgpu.backends.cuda.cartesian.join import join
 from sexpgpu.backends.cuda.cartesian.launch import Products, Runner
@@ -225,6 +226,12 @@ def main(what):
         both("factors, odd", b, results, products(), 2e-5)
         print(json.dumps({"name": "odd", "counts": factored(results)}), flush=True)
     elif what == "plans":
+        launch.LONGEST = 3
+        for channels, dtype, tolerance, slots in ((3, "f64", 1e-12, None), (4, "f32", 2e-5, None), (4, "f32", 2e-5, 2), (4, "bf16", 0.03, None)):
+            b = Bench(dtype)  # an atom with many edges has several walks
+            ends = [0, 1, 1, 1, 1, 1, 1, 1, 2, 3, 3, 3, 3], [1, 1, 1, 1, 1, 1, 0, 1, 0, 1, 3, 3, 3]
+            both(f"walks {channels} {dtype} {slots}", b, of_graph(b, 5, *ends, channels), products(dataclasses.replace(BASE, slots=slots)), tolerance)
+        launch.LONGEST = 256
         for name, changes, walk in (
             ("receiver walk", {}, "receiver"), ("edge", {"scatter": "edge"}, None), ("slots", {"slots": 3}, None),
             ("budgets", {"csr_budget": 3, "bwd_budget": 3, "peak_aware": False}, "receiver"), ("full", {"bwd_split": "full", "dbwd_split": "full"}, None),

@@ -65,7 +65,7 @@ def test_weights_as_factors():
 
 
 def test_every_plan_gives_the_same_values():
-    assert len(interpreted(HERE / "generated.py", "plans")) == 15
+    assert len(interpreted(HERE / "generated.py", "plans")) == 19
 
 
 def test_the_benchmark_runs_without_a_gpu(tmp_path):

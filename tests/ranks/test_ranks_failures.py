@@ -54,10 +54,13 @@ def test_a_killed_rank_ends_the_run(training, tmp_path, rank):
     assert all(any(".py:" in line for line in row["stack"]) for row in facts["ranks"]), facts["ranks"]
 
 
-def test_a_paused_rank_ends_the_run(training, tmp_path):
-    process, pids = training
-    os.kill(pids[1], signal.SIGSTOP)
-    ended(process, tmp_path, pids, "E-RUN-061", "rank 1 (node 0", "been silent for", "last collective a")
+def test_a_paused_rank_ends_the_run(tmp_path):
+    write(tmp_path, steps=LONG)
+    with run(tmp_path, "--deadline", "silent=5s") as process:
+        until(lambda: (status(tmp_path).get("step") or 0) > 5, process)
+        pids = process.ranks()
+        os.kill(pids[1], signal.SIGSTOP)
+        ended(process, tmp_path, pids, "E-RUN-061", "rank 1 (node 0", "been silent for", "last collective a")
 
 
 def test_a_rank_paused_while_it_compiles_ends_the_run(tmp_path):

@@ -17,6 +17,8 @@ from test_signals import FILES, start, until
 from sexpgpu.diagnostics import SexpError, fail
 from sexpgpu.run.bind import bind
 from sexpgpu.run.data.feed import fill
+from sexpgpu.run.data.order import _whole_epoch, permute, round_keys
+from sexpgpu.run.data.prefetch import Prefetched
 from sexpgpu.run.events import EvalDone, Finished, NotFinite, Saved, StepDone, Stopped, Warned
 from sexpgpu.run.flights import MOST, Flights, Loader, together
 from sexpgpu.run.loop import Feeds, train
@@ -326,6 +328,18 @@ def test_fill_is_batch(tmp_path):
             assert all(np.array_equal(out[n], a) for n, a in batch.items())
 
 
+def test_batches_made_ahead_and_in_place_are_the_same(tmp_path):
+    feed = bind(make_plan(tmp_path).run).feeds.train
+    ahead = Prefetched(feed)
+    for step in (0, 1, 2, 7):
+        assert all(np.array_equal(ahead.batch(step)[n], a) for n, a in feed.batch(step).items())
+        out = {n: np.zeros_like(a) for n, a in feed.batch(0).items()}
+        fill(ahead, step + 1, out)
+        assert all(np.array_equal(out[n], a) for n, a in feed.batch(step + 1).items())
+    assert not Prefetched(Troubled(feed, 9, ValueError())).fill(0, out)  # it has no such way
+    ahead.close()
+
+
 def test_a_program_that_only_steps_has_no_thread_and_no_choice(tmp_path):
     plan = make_plan(tmp_path)
     program = FakeProgram()
@@ -377,3 +391,9 @@ def test_a_process_that_is_ended_while_steps_fly_goes_on_bit_for_bit(tmp_path, w
     a, b = weights(tmp_path / "a/ck/step-400"), weights(tmp_path / "b/ck/step-400")
     assert all(torch.equal(a[name], b[name]) for name in a)
     assert points(tmp_path / "a/m.jsonl") == points(tmp_path / "b/m.jsonl")
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 17, 64, 1000, 5001])
+def test_an_epoch_that_is_made_at_once_is_the_permutation(n):
+    for epoch in range(3):
+        assert np.array_equal(_whole_epoch(n, 5, epoch), permute(np.arange(n), n, round_keys(5, epoch)))

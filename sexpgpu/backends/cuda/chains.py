@@ -41,17 +41,35 @@ def row_chain(node: Node, operands: Sequence[torch.Tensor], outs: Mapping[int, t
             single = build(node.op, *node.inputs, program=node.attrs["program"], outputs=node.attrs["outputs"], of=of)
             out.copy_(table()[node.op].reference(torch, single, list(operands)))
         return
-    sums = _sums(node)
-    columns = tuple(x.type.shape for x in node.inputs)
-    function = _kernel(node.attrs["program"], node.attrs["outputs"], tuple(sorted(outs)), columns, precise())
+    function, options, finish, last, wanted = _functions(node, tuple(sorted(outs)))
     programs, room = _programs(node), scratch.view(torch.float32)
-    written = [outs[i] for i in sorted(outs) if not any(i == number for number, _, _ in sums)]
-    function[(programs,)](*(x.contiguous() for x in operands), *written, room, programs, num_warps=8 if sums else 4, num_stages=1)
-    wanted = [s for s in sums if s[0] in outs]
+    written = [outs[i] for i in sorted(outs) if i not in wanted]
+    function[(programs,)](*(x.contiguous() for x in operands), *written, room, programs, **options)
     if wanted:
-        scales = tuple(node.attrs["outputs"][i][0][2] for i, _, _ in wanted)
-        finish, last = sums_kernel(tuple(k * n for _, _, (k, n) in wanted), scales, programs)
-        finish[(last,)](room, *(outs[i] for i, _, _ in wanted), num_warps=4)
+        finish[(last,)](room, *(outs[i] for i in wanted), num_warps=4)
+
+
+def _functions(node: Node, present: tuple[int, ...]) -> tuple[Any, dict[str, int], Any, int, list[int]]:
+    """(kernel, its options, what adds its parts or None, programs of that, numbers of the sums) for these outputs."""
+    function = _kernel(node.attrs["program"], node.attrs["outputs"], present, tuple(x.type.shape for x in node.inputs), precise())
+    wanted = [(i, shape) for i, _, shape in _sums(node) if i in present]
+    options = {"num_warps": 8 if wanted else 4, "num_stages": 1}
+    if not wanted:
+        return function, options, None, 0, []
+    scales = tuple(node.attrs["outputs"][i][0][2] for i, _ in wanted)
+    finish, last = sums_kernel(tuple(k * n for _, (k, n) in wanted), scales, _programs(node))
+    return function, options, finish, last, [i for i, _ in wanted]
+
+
+def chain_ahead(node: Node) -> list[modules.Wanted]:
+    """What it launches where all of its outputs are asked for, to be compiled with others."""
+    if node.type.dtype != "f32" or not node.inputs[0].type.shape[0]:
+        return []
+    every = tuple(range(len(node.attrs["outputs"])))
+    function, options, finish, _, wanted = _functions(node, every)
+    f32 = torch.float32
+    found: list[modules.Wanted] = [(function, [f32] * (len(node.inputs) + len(every) - len(wanted) + 1) + [_programs(node)], options)]
+    return found + ([(finish, [f32] * (1 + len(wanted)), {"num_warps": 4})] if finish is not None else [])
 
 
 @cache

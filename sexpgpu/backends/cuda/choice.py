@@ -67,6 +67,7 @@ class Choices:
     ready: dict[str, Candidate | None] = field(default_factory=dict)
     notes: dict[str, str] = field(default_factory=dict)  # product -> what a person may want to know
     measured: int = 0
+    measures: bool = True  # else what was never measured takes the library's first proposal
 
     def __post_init__(self) -> None:
         self.disk = self._read()
@@ -196,6 +197,16 @@ def take(kernels: Mapping[str, Any]) -> None:
         choices().take(kernels)
 
 
+def agree(tell: Callable[[str], str]) -> None:
+    """Of several ranks: all take rank 0's choices, and measure nothing, as each would choose for itself. `tell`: rank 0's text, for
+    every rank that asks."""
+    known = choices() if _reached() else None
+    told = tell(json.dumps({**known.disk, **known.given} if known is not None else {}))
+    if known is not None:
+        known.given = {k: v for k, v in json.loads(told).items() if _sound(k, v)}
+        known.disk, known.measures = {}, False
+
+
 def lines() -> list[str]:
     """What was chosen, for the lowering report; nothing where no device is."""
     return choices().lines() if _reached() else []
@@ -256,7 +267,7 @@ def _settle(known: Choices, product: Product, key: str, apart: Callable[[], None
             sys.stderr.write(f"not bit-exact: the checkpoint's algorithm of a matrix product, {printable(key)}, is not proposed here\n")
         name = None
     measured = name is None
-    if name is None and torch.cuda.is_current_stream_capturing():  # nothing can be measured now
+    if name is None and (not known.measures or torch.cuda.is_current_stream_capturing()):  # nothing can be measured now
         name, measured = next(iter(found)), False
     if name is None:
         name = measure(product, list(found.values())[:TIMED], apart, outputs, known.notes)

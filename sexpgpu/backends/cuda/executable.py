@@ -342,6 +342,8 @@ class Bound:
         function = library.OUT.get(node.op)
         dead = self._last.get(number, [])
         stored = launch.stores[0]
+        if self.device.type == "cuda" and node.op in library.AHEAD and self.compiled.joint.get(stored, (number,))[0] == number:
+            self._wanted += library.AHEAD[node.op](node)
         if stored in self.compiled.joint:
             first, members = self.compiled.joint[stored]
             make = library.JOINT[node.op]

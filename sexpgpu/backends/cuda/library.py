@@ -15,9 +15,9 @@ from sexpgpu.backends.cuda import choice, modules
 from sexpgpu.backends.cuda.attention import backward as gradients
 from sexpgpu.backends.cuda.attention import fits
 from sexpgpu.backends.cuda.cartesian.launch import Products, on_device
-from sexpgpu.backends.cuda.chains import chain_scratch, row_chain
+from sexpgpu.backends.cuda.chains import chain_ahead, chain_scratch, row_chain
 from sexpgpu.backends.cuda.cublaslt import TYPES, Product
-from sexpgpu.backends.cuda.rank_maps import rank_map, rank_weights, weights_scratch
+from sexpgpu.backends.cuda.rank_maps import map_ahead, rank_map, rank_weights, weights_ahead, weights_scratch
 from sexpgpu.diagnostics import fail
 from sexpgpu.ir import Node, Origins
 from sexpgpu.ops import build, table
@@ -345,6 +345,9 @@ JOINT: dict[str, Callable[..., None]] = {"rank-weights": rank_weights, "row-chai
 
 #: op of `JOINT` -> bytes that its function takes beside its outputs, as a last argument
 SCRATCH: dict[str, Callable[[Node], int]] = {"rank-weights": weights_scratch, "row-chain": chain_scratch, "linear-cross-entropy": heads_scratch, "linear-cross-entropy-grad": heads_scratch}
+
+#: op -> what it launches, to be compiled before anything runs
+AHEAD: dict[str, Callable[[Node], list[modules.Wanted]]] = {"rank-map": map_ahead, "rank-weights": weights_ahead, "row-chain": chain_ahead}
 
 #: ops that write into a given tensor by what their library left before (`Library.put`)
 PUT = frozenset({"attend-grad-packed"})

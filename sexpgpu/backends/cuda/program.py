@@ -277,6 +277,8 @@ class CudaProgram:
 
     def _build_step(self, logged: Sequence[bool], capacity: Any = None) -> tuple[Replay, Report]:
         """Steps in a row, each on its own batch, as one replay."""
+        if self.team.ranks > 1 and self.place.type == "cuda":
+            choice.agree(self.team.tell)
         if self.exchange is not None:
             self.exchange.follow()
         graphs = [self._graphs(one, capacity) for one in logged]

@@ -114,6 +114,14 @@ def _map_of(node: Node) -> tuple[tuple[tuple[int, int, int, int], ...], tuple[tu
     return tuple(blocks), ((reached, columns - reached),) if reached < columns else ()
 
 
+def _map_function(node: Node) -> tuple[Any, int, tuple[int, ...], int]:
+    """(function, column tiles, components of each block, weights that it takes)."""
+    blocks, missing = _map_of(node)
+    function, _, tiles, components = _map_kernel(blocks, prod(node.inputs[0].type.shape[1:]), prod(node.type.shape[1:]), missing,
+                                                 node.attrs["scales"], node.attrs["back"], precise())
+    return function, tiles, components, len(blocks)
+
+
 def rank_map(node: Node, x: torch.Tensor, *rest: torch.Tensor) -> None:
     """Weights, then where the result goes."""
     *weights, out = rest
@@ -123,12 +131,17 @@ def rank_map(node: Node, x: torch.Tensor, *rest: torch.Tensor) -> None:
     rows = node.type.shape[0]
     if not rows:
         return
-    blocks, missing = _map_of(node)
-    back = node.attrs["back"]
-    function, _, tiles, components = _map_kernel(blocks, prod(node.inputs[0].type.shape[1:]), prod(node.type.shape[1:]), missing,
-                                                 node.attrs["scales"], back, precise())
+    function, tiles, components, count = _map_function(node)
     programs = sum(cut(rows * m, ROWS) for m in components)
-    function[(programs, tiles)](x.contiguous(), out, *(w.contiguous() for w in weights[: len(blocks)]), rows, num_warps=4)
+    function[(programs, tiles)](x.contiguous(), out, *(w.contiguous() for w in weights[:count]), rows, num_warps=4)
+
+
+def map_ahead(node: Node) -> list[modules.Wanted]:
+    """What it launches, to be compiled with others."""
+    if node.type.dtype != "f32" or not node.type.shape[0]:
+        return []
+    function, _, _, count = _map_function(node)
+    return [(function, [torch.float32] * (2 + count) + [node.type.shape[0]], {"num_warps": 4})]
 
 
 # --- gradients by weights ---
@@ -212,20 +225,32 @@ def weights_scratch(node: Node) -> int:
     return 4 * _splits(node) * sum(inputs * node.inputs[1].type.shape[2] for _, _, inputs, _ in node.attrs["blocks"])
 
 
+def _weights_functions(node: Node) -> tuple[Any, Any, int, int]:
+    first = node.inputs[1]
+    return _weights_kernels(node.attrs["blocks"], first.type.shape[2], len(pairs(node)), prod(node.inputs[0].type.shape[1:]), prod(first.type.shape[1:]),
+                            _splits(node), precise())
+
+
 def rank_weights(node: Node, operands: Sequence[torch.Tensor], outs: Mapping[int, torch.Tensor], scratch: torch.Tensor) -> None:
     """The gradients `outs` by number, all that the blocks of the node have."""
-    blocks, first = node.attrs["blocks"], node.inputs[1]
+    blocks = node.attrs["blocks"]
     if not all(takes(node, out) for out in outs.values()) or len(outs) != len(blocks):
         for of, out in outs.items():
             single = node if node.attrs["of"] == of else _other(node, of)
             out.copy_(table()[node.op].reference(torch, single, list(operands)))
         return
-    outputs, rows, splits = first.type.shape[2], first.type.shape[0], _splits(node)
-    parts, sums, programs, last = _weights_kernels(blocks, outputs, len(pairs(node)), prod(node.inputs[0].type.shape[1:]), prod(first.type.shape[1:]),
-                                                   splits, precise())
+    parts, sums, programs, last = _weights_functions(node)
     room = scratch.view(torch.float32)
-    parts[(programs, splits)](room, *(x.contiguous() for x in operands), rows, num_warps=4)
+    parts[(programs, _splits(node))](room, *(x.contiguous() for x in operands), node.inputs[1].type.shape[0], num_warps=4)
     sums[(last,)](room, *(outs[i] for i in range(len(blocks))), num_warps=4)
+
+
+def weights_ahead(node: Node) -> list[modules.Wanted]:
+    if node.type.dtype != "f32":
+        return []
+    parts, sums, _, _ = _weights_functions(node)
+    return [(parts, [torch.float32] * (1 + len(node.inputs)) + [node.inputs[1].type.shape[0]], {"num_warps": 4}),
+            (sums, [torch.float32] * (1 + len(node.attrs["blocks"])), {"num_warps": 4})]
 
 
 def _other(node: Node, of: int) -> Node:

@@ -11,13 +11,6 @@ Whole numbers are decimal digits: no sign, no blank, no `1e6`. A variable set to
 
 `sexpgpu doctor` lists every setting, its value and where the value came from.""",
     ),
-    "E-ENV-002": Entry(
-        "setting for a later version",
-        """The setting is known and its value is well formed, but what it asks for is not in this version, or not on
-this device, such as several machines with GPUs. Nothing was started.
-
-Unset the variable or leave out the flag. A flag wins over its variable, so `--device cpu` does it for one run.""",
-    ),
     "E-ENV-003": Entry(
         "setting needs another one",
         """Two settings belong together and one is missing. `--resume latest` searches the checkpoint location, so it
@@ -91,7 +84,6 @@ EXAMPLES: dict[str, tuple[str, str]] = {
     "E-ENV-020": ("sexpgpu doctor train.lisp --numerics   # a model of a GB, no GPU", "sexpgpu doctor train.lisp --numerics --set width=64"),
     "E-ENV-021": ("sexpgpu doctor   # with TMPDIR on a full disk", "TMPDIR=/mnt/large sexpgpu doctor"),
     "E-ENV-022": ("kill -9 of a run that parses data; sexpgpu doctor a day later", "rm -r ~/.cache/sexpgpu/data"),
-    "E-ENV-002": ("SEXPGPU_NODES=2 sexpgpu run gpt2.lisp --device cuda", "SEXPGPU_DEVICES=0,1 sexpgpu run gpt2.lisp --device cuda"),
     "E-ENV-014": ("pip install sexpgpu\nsexpgpu plot run.jsonl", "pip install 'sexpgpu[plot]'\nsexpgpu plot run.jsonl"),
     "E-ENV-015": ("SEXPGPU_NODES=2 torchrun --nnodes 2 … sexpgpu run a.lisp", "torchrun --nnodes 2 … sexpgpu run a.lisp"),
     "E-ENV-001": ("sexpgpu run digits.lisp --steps 1e3", "sexpgpu run digits.lisp --steps 1000"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import weakref
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,14 @@ class Prefetched:
             self._next = -1
             raise found
         return found
+
+    def fill(self, step: int, out: Mapping[str, np.ndarray]) -> bool:
+        """The feed's own `fill`, at once, for who makes batches ahead on a thread already; false, and nothing, where it has none."""
+        if not hasattr(self._feed, "fill") or not self._feed.fill(step, out):
+            return False
+        if self._next >= 0:
+            self.close()
+        return True
 
     def cursor(self, step: int) -> tuple[int, int]:
         return self._feed.cursor(step)

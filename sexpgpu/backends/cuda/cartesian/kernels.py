@@ -26,6 +26,30 @@ def segment(rows, starts, order, out, columns, WIDE: tl.constexpr, ACC: tl.const
         tl.store(place, total, mask=c < columns)
 
 
+@triton.jit(do_not_specialize=["count", "columns"])
+def fold(rows, more, count, columns, WIDE: tl.constexpr, LOW: tl.constexpr):
+    """rows[n] += Σ rows[count + x] over x of more[n] … more[n+1], in that order; rows [… columns], in place."""
+    node = tl.program_id(0)
+    c = tl.program_id(1) * WIDE + tl.arange(0, WIDE)
+    begin = tl.load(more + node)
+    end = tl.load(more + node + 1)
+    if end > begin:
+        inside = c < columns
+        place = rows + node.to(tl.int64) * columns + c
+        total = tl.load(place, mask=inside, other=0.0)
+        if LOW:
+            total = from_bf16(total)
+        for x in range(begin, end):
+            row = tl.load(rows + (count + x).to(tl.int64) * columns + c, mask=inside, other=0.0)
+            if LOW:
+                row = from_bf16(row)
+            total += row
+        if LOW:
+            tl.store(place, to_bf16(total), mask=inside)
+        else:
+            tl.store(place, total, mask=inside)
+
+
 @triton.jit
 def _word(first, second, piece, LOW: tl.constexpr):
     """Two numbers as bf16 in an i32: rounded (piece 0), or what the rounding left (piece 1)."""

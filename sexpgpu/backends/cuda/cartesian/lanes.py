@@ -19,7 +19,7 @@ from math import isqrt
 from typing import NamedTuple
 
 from sexpgpu.backends.cuda.cartesian.product import Output, Product
-from sexpgpu.backends.cuda.cartesian.source import AT_NODE, NAME, Kernel, coefficient, total
+from sexpgpu.backends.cuda.cartesian.source import AT_NODE, NAME, WALK, Kernel, coefficient, total
 from sexpgpu.ops.cartesian.algebra import Path, terms
 
 IMPORT = "from sexpgpu.backends.cuda.cartesian.warp import both, both_bf16, from_lane, high, high_bf16, low, low_bf16, mma, quad, with_lane\n\n"
@@ -107,7 +107,7 @@ class _Writer:
         outputs = [f"o{i}" for i in range(len(self.p.outputs))]
         lows = [f"LOW{i}: tl.constexpr" for i in range(len(outputs))]
         sizes = ["count", "edges", "slots"]
-        arguments = ", ".join([*operands, *outputs, "starts", "order", "others", *sizes, *lows])
+        arguments = ", ".join([*operands, *outputs, *WALK, *sizes, *lows])
         lines = [f"@triton.jit(do_not_specialize={sizes!r})", f"def {NAME}({arguments}):"]
         lines += ["    " + line for line in self.head]
         lines.append(f"    for at in range(begin, end, {self._stride}):")
@@ -127,7 +127,7 @@ class _Writer:
     def _open(self) -> None:
         s, other = self.shape, "receiver" if self.mode == "sender" else "sender"
         self.head += [
-            "node = tl.program_id(0)",
+            "walk = tl.program_id(0)",
             "slot = tl.program_id(2)",
             f"thread = tl.arange(0, {32 * s.warps})",
             "lane = thread % 32",
@@ -136,12 +136,13 @@ class _Writer:
             f"warp = tl.program_id(1) * {s.warps} + thread // 32",
             f"ch = warp * {s.lanes * s.wide} + strand * {s.wide}",
             *(() if self.whole else (f"inside = ch < {self.c}",)),
-            "begin = tl.load(starts + node)",
-            "end = tl.load(starts + node + 1)",
+            "begin = tl.load(begins + walk)",
+            "end = tl.load(ends + walk)",
+            "used = (line == 0) & ((walk + 0 * line < count) | (begin + 0 * line < end))",
             "span = (end - begin + slots - 1) // slots",
             "begin += slot * span",
             "end = tl.minimum(begin + span, end)",
-            f"{self.mode}_0 = node.to(tl.int64)",
+            f"{self.mode}_0 = tl.load(nodes + walk).to(tl.int64)",
         ]
         for e in self.edges:
             self.head += [
@@ -329,7 +330,7 @@ class _Writer:
                 for e in self.edges:
                     self._row_of_sums(number, e)
             elif self._grouped(o):
-                mask = "(line == 0)" if self.whole else "(line == 0) & inside"
+                mask = "used" if self.whole else "used & inside"
                 for i in self._touched(o):
                     names = self._sum_names(number, i)[0]
                     for name in names:
@@ -337,7 +338,7 @@ class _Writer:
                         for apart in self._strides(self.shape.lanes, 32):
                             value = f"with_lane({value}, {apart})"
                         self.put(f"{name} = {value}", self.tail)
-                    self._store(number, "(slot.to(tl.int64) * count + node)", i, names, mask, self.tail)
+                    self._store(number, "(slot.to(tl.int64) * tl.num_programs(0) + walk)", i, names, mask, self.tail)
             else:
                 for i in self._touched(o):
                     for e, names in enumerate(self._sum_names(number, i)):

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import cache
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -26,30 +26,70 @@ Operand = torch.Tensor | tuple[torch.Tensor, torch.Tensor]  # or packed factors 
 TORCH = {"f32": torch.float32, "f64": torch.float64, "bf16": torch.bfloat16}
 WIDE = 128
 WORDS = 1024  # of a program that packs
+LONGEST = 256  # edges of a walk
+
+
+class Walk(NamedTuple):
+    """The edges in order of one end, by node; i32. Walks: one a node, and one more for each LONGEST edges that a node has besides."""
+
+    starts: torch.Tensor  # [nodes + 1] where a node's edges begin in `order`
+    order: torch.Tensor  # [edges] places of edges
+    others: torch.Tensor  # [edges] their other ends
+    begins: torch.Tensor  # [walks] in `order`
+    ends: torch.Tensor
+    nodes: torch.Tensor  # [walks]
+    more: torch.Tensor  # [nodes + 1] a node's walks beyond its first, among those that come after the nodes' own
+
+    @property
+    def arguments(self) -> list[torch.Tensor]:
+        """As a kernel takes them."""
+        return [self.begins, self.ends, self.nodes, self.order, self.others]
 
 
 class Edges:
-    """Senders and receivers [edges] of a graph of `count` nodes, in order of each: starts, places of edges, and the other end.
+    """Senders and receivers [edges] of a graph of `count` nodes, in order of each.
 
     Equal receivers keep the order of the edges. Indices out of range are clamped at the far end and skipped at the near one: the
-    step that has them is refused anyway.
+    step that has them is refused anyway. All padding of a batch hangs on one node: no walk is longer than LONGEST edges.
     """
 
     def __init__(self, senders: torch.Tensor, receivers: torch.Tensor, count: int):
         self.ends = {"sender": senders.to(torch.int32).contiguous(), "receiver": receivers.to(torch.int32).contiguous()}
         self.count, self.size = count, senders.shape[0]
-        self._sorted: dict[str, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
+        self.longest = LONGEST
+        self._sorted: dict[str, Walk] = {}
 
-    def by(self, end: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """starts [count + 1], order [edges], other ends [edges] of the edges by sender or receiver; i32."""
+    @property
+    def extra(self) -> int:
+        """Walks beside one a node: as many as any graph of so many edges can need."""
+        return self.size // self.longest if self.count else 0
+
+    def by(self, end: str) -> Walk:
+        """The walks by sender or receiver."""
         if end not in self._sorted:
             own, other = self.ends[end], self.ends["sender" if end == "receiver" else "receiver"]
             values, order = torch.sort(own, stable=True)
             bounds = torch.arange(self.count + 1, dtype=torch.int32, device=own.device)
             starts = torch.searchsorted(values, bounds, out_int32=True)
             others = other.index_select(0, order).clamp(0, max(0, self.count - 1))
-            self._sorted[end] = starts, order.to(torch.int32), others
+            self._sorted[end] = self._walks(starts, order.to(torch.int32), others, bounds)
         return self._sorted[end]
+
+    def _walks(self, starts: torch.Tensor, order: torch.Tensor, others: torch.Tensor, bounds: torch.Tensor) -> Walk:
+        begins, ends, nodes = starts[:-1], starts[1:], bounds[:-1]
+        if not self.extra:
+            return Walk(starts, order, others, begins, ends, nodes, torch.zeros_like(starts))
+        sizes = ends - begins
+        whole = torch.div(sizes + self.longest - 1, self.longest, rounding_mode="floor") - 1
+        more = torch.zeros_like(starts)
+        torch.cumsum(whole.clamp(min=0), 0, dtype=torch.int32, out=more[1:])
+        numbers = torch.arange(self.extra, dtype=torch.int32, device=starts.device)
+        node = torch.searchsorted(more[1:], numbers, right=True, out_int32=True).clamp(max=self.count - 1)
+        begin = begins[node] + (numbers - more[node] + 1) * self.longest
+        begin = torch.where(numbers < more[-1], begin, ends[node])
+        last = torch.minimum(begin + self.longest, ends[node])
+        first = torch.minimum(begins + self.longest, ends)
+        return Walk(starts, order, others, torch.cat([begins, begin]), torch.cat([first, last]), torch.cat([nodes, node]), more)
 
 
 class Runner:
@@ -130,6 +170,11 @@ class _Outputs:
         self.wide = torch.float64 if product.dtype == "f64" else torch.float32
         self.raw: dict[int, list[torch.Tensor]] = {}  # output -> [parts rows width], to be added over lists and parts
         self.scratch: set[int] = set()  # gradients by node features that stand by edge
+        self.walked: dict[int, str] = {}  # outputs that stand by walk, by sender or receiver
+
+    @property
+    def _walks(self) -> int:
+        return self.rows + (self.edges.extra if self.edges is not None else 0)
 
     def _width(self, number: int) -> int:
         slot = self.product.outputs[number].target
@@ -150,7 +195,7 @@ class _Outputs:
         nodes = self.rows
         results = any(product.outputs[n].target == "result" for n in launch.outputs)
         slots = self.runner.config.slots_of(size, nodes) if looped and not results else 1
-        programs = nodes if looped or isinstance(tile, lanes.Lanes) else -(-size // tile.rows)
+        programs = self._walks if looped or isinstance(tile, lanes.Lanes) else -(-size // tile.rows)
         made = [self._place(n, launch, slots, blocks * (tile.warps if isinstance(tile, lanes.Lanes) else 1), programs, size) for n in launch.outputs]
         if not programs:
             for tensor in made:
@@ -160,7 +205,7 @@ class _Outputs:
         index: list[Any] = []
         if looped:
             assert edges is not None
-            index = list(edges.by(launch.mode))
+            index = edges.by(launch.mode).arguments
         elif edges is not None:
             index = [edges.ends["sender"], edges.ends["receiver"]]
         types = import_module("triton.language")
@@ -180,7 +225,8 @@ class _Outputs:
             return self.raw[number][0]
         narrow = blocks if target == product.narrow else 1
         if target == {"receiver": "result", "sender": "a"}.get(mode):
-            parts, rows, zero = slots * narrow, self.rows, target == "a" and bool(launch.firsts)
+            parts, rows, zero = slots * narrow, self._walks, target == "a" and bool(launch.firsts)
+            self.walked[number] = mode
         elif target == "weights" and product.shared:
             parts, rows, zero = 1, slots * programs, False
         elif mode == "edge" and target in ("a", "result"):
@@ -203,15 +249,25 @@ class _Outputs:
         total = lists[0][0] if lists[0].shape[0] == 1 else lists[0].sum(0)
         for more in lists[1:]:
             total = total + (more[0] if more.shape[0] == 1 else more.sum(0))
+        if number in self.walked and self._walks > self.rows:
+            total = self._folded(total, self.walked[number])
         if number in self.scratch:
             total = self._segments(total)
         if product.outputs[number].target == "weights" and product.shared:
             total = total.sum(0, keepdim=True)
         return total.to(TORCH[product.dtype])
 
+    def _folded(self, rows: torch.Tensor, mode: str) -> torch.Tensor:
+        """One row a node, from one a walk."""
+        assert self.edges is not None
+        fold = import_module("sexpgpu.backends.cuda.cartesian.kernels").fold
+        more, columns = self.edges.by(mode).more, rows.shape[1]
+        fold[(self.rows, -(-columns // WIDE))](rows, more, self.rows, columns, WIDE, rows.dtype == torch.bfloat16, num_warps=4)
+        return rows[: self.rows]
+
     def _segments(self, rows: torch.Tensor) -> torch.Tensor:
         assert self.edges is not None
-        starts, order, _ = self.edges.by("sender")
+        starts, order = self.edges.by("sender")[:2]
         out = torch.empty((self.rows, rows.shape[1]), dtype=self.wide, device=self.device)
         types = import_module("triton.language")
         if self.rows:

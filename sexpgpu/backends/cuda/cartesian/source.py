@@ -134,7 +134,7 @@ class _Writer:
             head += [
                 "begin = tl.load(begins + walk)",
                 "end = tl.load(ends + walk)",
-                "used = (walk < tl.num_programs(0)) & ((end > begin) | (walk < count))",
+                "used = (walk + 0 * ch < count) | (begin + 0 * ch < end)",
                 "span = (end - begin + slots - 1) // slots",
                 "begin += slot * span",
                 "end = tl.minimum(begin + span, end)",
@@ -278,9 +278,10 @@ class _Writer:
                 mask = "live" if not grouped else "line < 1"
             if grouped:
                 where = "slot * tl.num_programs(1) + block" if narrow else "slot"
-                programs = "count" if self.looped else "tl.num_programs(0)"
-                self.put(f"program = ({where}).to(tl.int64) * {programs} + node", lines)
+                self.put(f"program = ({where}).to(tl.int64) * tl.num_programs(0) + walk", lines)
                 row = "program"
+                if self.looped and not narrow and o.target == AT_NODE[self.mode]:
+                    mask = f"{mask} & used" if mask else "used"
             elif narrow and not atomic:
                 self._rows_of_sums(number, o)
                 continue
