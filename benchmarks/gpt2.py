@@ -217,7 +217,7 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true", help="what each side's step is made of")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--tiny", action="store_true", help="two layers of width 32, to try the script")
-    parser.add_argument("--limit", type=float, default=120, help="seconds until a side must be prepared")
+    parser.add_argument("--limit", type=float, default=120, help="seconds that the preparation of a side may take")
     parser.add_argument("--side", help=argparse.SUPPRESS)
     parser.add_argument("--answers", type=int, help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -233,7 +233,7 @@ def main() -> None:
     for mode in given.mode.split(","):
         sides[f"torch-{mode}"] = Side(f"torch-{mode}", words, given.limit)
     every = Sides(f"gpt2 b{Sizes(given).batch}", sides)
-    told = every.ready()
+    told = every.prepare()
     times = every.alternate(given.steps, given.rounds, 60 * slow)
     report(every, times, told, given, slow)
     if given.loss:

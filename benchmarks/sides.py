@@ -1,8 +1,8 @@
 """What the benchmarks of a GPU share: our program without its data, batches, and sides that are measured in turn.
 
-A *side* is a process of its own that answers questions, one JSON object a line: it is prepared while the others are, and then asked
-for blocks of steps in turn, so that one process at a time uses the device and a failure of one leaves the others. The process is the
-same script with `--side NAME --answers FD`.
+A *side* is a process of its own that answers questions, one JSON object a line: it imports while the others do, is prepared when it is
+told to, and then asked for blocks of steps in turn, so that one process at a time uses the device and a failure of one leaves the others.
+Ours are prepared one by one, as they time their products then. The process is the same script with `--side NAME --answers FD`.
 """
 
 from __future__ import annotations
@@ -144,10 +144,10 @@ class Failed(Exception):
 
 
 class Side:
-    """The parent's end of a side. `limit`: seconds until it must be prepared; `variables`: of its environment."""
+    """The parent's end of a side. `limit`: seconds that its preparation may take; `variables`: of its environment."""
 
     def __init__(self, name: str, words: Sequence[str], limit: float, variables: Mapping[str, str] | None = None):
-        self.name, self._started, self._end = name, time.time(), time.monotonic() + limit
+        self.name, self._limit, self._started, self._end = name, limit, 0.0, 0.0
         self._read, write = os.pipe()
         self._said = tempfile.TemporaryFile()  # noqa: SIM115
         command = [sys.executable, sys.argv[0], *words, "--side", name, "--answers", str(write)]
@@ -155,12 +155,21 @@ class Side:
         os.close(write)
         self._rest = b""
 
+    def go(self) -> None:
+        """Begins its preparation."""
+        self._started = time.time()
+        self._send("prepare", self._limit, {})
+
     def ready(self) -> dict[str, Any]:
-        """What it says of its preparation; `start_seconds` from the start of the process."""
+        """What it says of its preparation; `start_seconds` that it took, what was left of the imports included."""
         answer = self._answer()
         return answer | {"start_seconds": round(answer.pop("clock") - self._started, 2)}
 
     def ask(self, question: str, limit: float, **given: Any) -> dict[str, Any]:
+        self._send(question, limit, given)
+        return self._answer()
+
+    def _send(self, question: str, limit: float, given: Mapping[str, Any]) -> None:
         assert self._process.stdin is not None
         self._end = time.monotonic() + limit
         try:
@@ -168,7 +177,6 @@ class Side:
             self._process.stdin.flush()
         except OSError as error:
             raise self._failed(f"it has ended: {error}") from None
-        return self._answer()
 
     def _answer(self) -> dict[str, Any]:
         while b"\n" not in self._rest:
@@ -204,6 +212,7 @@ def serve(descriptor: int, prepare: Callable[[], tuple[dict[str, Any], Answers]]
         os.write(descriptor, (json.dumps(answer) + "\n").encode())
 
     try:
+        sys.stdin.readline()  # "prepare"
         first, answers = prepare()
         send(first | {"clock": time.time()})
         for line in sys.stdin:
@@ -227,9 +236,27 @@ class Sides:
             if answer is not None:
                 yield name, answer
 
-    def ready(self) -> dict[str, dict[str, Any]]:
-        """What each says first."""
-        found = {name: self._try(name, Side.ready) for name in list(self.sides)}
+    def prepare(self) -> dict[str, dict[str, Any]]:
+        """Ours one after another, then PyTorch's together; what each says first."""
+        return self.prepare_ours() | self.prepare_theirs()
+
+    def prepare_ours(self) -> dict[str, dict[str, Any]]:
+        found: dict[str, dict[str, Any]] = {}
+        for name in [n for n in self.sides if not n.startswith("torch")]:
+            told = self._try(name, lambda side: (side.go(), side.ready())[1])  # type: ignore[func-returns-value]
+            found |= {name: told} if told is not None else {}
+        return found
+
+    def begin_theirs(self) -> None:
+        for name in [n for n in self.sides if n.startswith("torch")]:
+            self._try(name, lambda side: side.go() or {})  # type: ignore[func-returns-value]
+
+    def prepare_theirs(self) -> dict[str, dict[str, Any]]:
+        self.begin_theirs()
+        return self.theirs_ready()
+
+    def theirs_ready(self) -> dict[str, dict[str, Any]]:
+        found = {name: self._try(name, Side.ready) for name in [n for n in self.sides if n.startswith("torch")]}
         return {name: told for name, told in found.items() if told is not None}
 
     def _try(self, name: str, work: Callable[[Side], dict[str, Any]]) -> dict[str, Any] | None:

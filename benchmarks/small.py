@@ -206,9 +206,8 @@ def ours(case: Case, device: str, deterministic: bool) -> tuple[dict[str, Any], 
 # --- the parent ------------
 
 
-def measure(name: str, sides: Sides, given: argparse.Namespace) -> None:
-    """Losses first, from the initial weights; then blocks in turn; what the device did last."""
-    told = sides.ready()
+def measure(name: str, sides: Sides, told: dict[str, dict[str, Any]], given: argparse.Namespace) -> None:
+    """Losses first, from the initial weights; then blocks in turn; what the device did last. `told`: what each side said first."""
     slow = 1 if given.device == "cuda" else 10  # an interpreter of kernels
     losses = {side: answer["losses"] for side, answer in sides.each("losses", 60 * slow)}
     times = sides.alternate(given.steps, given.rounds, 60 * slow)
@@ -240,7 +239,7 @@ def main() -> None:
     parser.add_argument("--deterministic", action="store_true", help="beside the fast kernels, those that repeat bit for bit")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--mode", default="default", choices=("default", "eager"), help="of PyTorch's side")
-    parser.add_argument("--limit", type=float, default=150, help="seconds until a side must be prepared")
+    parser.add_argument("--limit", type=float, default=150, help="seconds that the preparation of a side may take")
     parser.add_argument("--case", help=argparse.SUPPRESS)
     parser.add_argument("--side", help=argparse.SUPPRESS)
     parser.add_argument("--answers", type=int, help=argparse.SUPPRESS)
@@ -253,11 +252,15 @@ def main() -> None:
     words = ["--device", given.device, "--mode", given.mode]
     chosen = [name for name in CASES if given.only in name]
     every = {name: Sides(name, {side: Side(side, [*words, "--case", name], given.limit) for side in names}) for name in chosen}
+    told = {name: sides.prepare_ours() for name, sides in every.items()}
+    for sides in every.values():
+        sides.begin_theirs()
+    told = {name: told[name] | sides.theirs_ready() for name, sides in every.items()}
     for name, sides in every.items():
         short = argparse.Namespace(**vars(given))
         if CASES[name].file == "transformer":
             short.steps = max(TOGETHER, given.steps // 4 // TOGETHER * TOGETHER)
-        measure(name, sides, short)
+        measure(name, sides, told[name], short)
 
 
 if __name__ == "__main__":

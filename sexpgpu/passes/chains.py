@@ -20,6 +20,7 @@ from sexpgpu.passes.rewrite import rebuild
 
 ROWS = 8192  # at least so many
 COLUMNS = 128  # of a value, at most
+STEPS = 64  # of a chain, at most: a longer one has more values than a program's registers hold, and stays as it was
 NARROW = 16  # a value of so many columns ends its chain: those that need it read it
 VIEWS = ("transpose", "reshape", "broadcast")
 
@@ -41,18 +42,28 @@ def chains(results: Mapping[str, Node], origins: Origins | None = None) -> dict[
     inside = {n for n in order if _fits(n)}
     if not any(n.op == "matmul-sum" for n in inside):
         return dict(results)
-    found = _chains(order, inside)
-    made = {n: chain for chain in found for n in (*chain.members, *chain.sums)}
-    for chain in found:
-        for node in chain.sums:
-            for x in _pairs(node):
-                _value(chain, x[0].inputs[0], made)
-                _value(chain, x[1], made)
-        for node in chain.members:
-            if node.op == "matmul-sum":
-                _value(chain, node, made)
+    while True:
+        found = _chains(order, inside)
+        made = {n: chain for chain in found for n in (*chain.members, *chain.sums)}
+        for chain in found:
+            _begin(chain, made)
+        long = [chain for chain in found if len(chain.program) > STEPS]
+        if not long:
+            break
+        inside -= {n for chain in long for n in chain.members}
     _choose_outputs(order, set(results.values()), found, made)
     return _rebuilt(results, made, origins)
+
+
+def _begin(chain: _Chain, made: Mapping[Node, _Chain]) -> None:
+    """The program of what a chain is for: its sums and its products."""
+    for node in chain.sums:
+        for x, y in _pairs(node):
+            _value(chain, x.inputs[0], made)
+            _value(chain, y, made)
+    for node in chain.members:
+        if node.op == "matmul-sum":
+            _value(chain, node, made)
 
 
 def _fits(node: Node) -> bool:

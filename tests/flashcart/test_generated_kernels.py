@@ -11,7 +11,11 @@ import pytest
 
 pytest.importorskip("triton")
 
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+
 from sexpgpu.backends.cuda.cartesian import lanes, source  # noqa: E402
+from sexpgpu.backends.cuda.cartesian import launch as launch_  # noqa: E402
 from sexpgpu.backends.cuda.cartesian.cache import MARK, Cache  # noqa: E402
 from sexpgpu.backends.cuda.cartesian.config import Config, from_environment  # noqa: E402
 from sexpgpu.backends.cuda.cartesian.join import _factored, join  # noqa: E402
@@ -151,6 +155,32 @@ def test_slots_by_the_mean_degree():
     c = Config()
     assert [c.slots_of(d * 10, 10) for d in (63, 64, 100, 128, 500, 5000)] == [1, 2, 4, 4, 16, 64]
     assert Config(slots=3).slots_of(10, 10) == 3 and Config(least_degree=5).slots_of(60, 10) == 1
+
+
+@pytest.mark.parametrize("degrees", [(0, 1, 2), (7,), (3, 0, 9, 4, 1, 0), (100, 1, 1), (0, 0, 50)])
+@pytest.mark.parametrize("longest", [1, 3, 4, 200])
+def test_walks_divide_the_edges(degrees, longest, monkeypatch):
+    """Each edge is in one walk of its node, none is longer than the limit, and a node's further walks are where `more` says."""
+    monkeypatch.setattr(launch_, "LONGEST", longest)
+    receivers = np.random.default_rng(0).permutation(np.repeat(np.arange(len(degrees)), degrees))
+    edges = launch_.Edges(torch.zeros(len(receivers), dtype=torch.int32), torch.from_numpy(receivers), len(degrees))
+    walk = edges.by("receiver")
+    assert len(walk.begins) == len(walk.ends) == len(walk.nodes) == len(degrees) + edges.extra
+    found = []
+    for number, (begin, end, node) in enumerate(zip(walk.begins.tolist(), walk.ends.tolist(), walk.nodes.tolist(), strict=True)):
+        assert 0 <= end - begin <= longest
+        places = walk.order[begin:end].numpy()
+        assert (receivers[places] == node).all()
+        if number >= len(degrees) and end > begin:
+            assert walk.more[node] <= number - len(degrees) < walk.more[node + 1]
+        found += list(places)
+    assert sorted(found) == list(range(len(receivers)))
+    assert walk.more[-1] <= edges.extra or not edges.extra
+
+
+def test_ranks_beyond_the_kernels_run_by_the_library(tmp_path):
+    run = launch_.Runner(Config(l_max=1, folder=tmp_path), print, True, "interpreted")
+    assert run.takes(product((1, 1, 1))["second"]) and not run.takes(product((1, 2, 1))["forward"]) and not run.takes(product((1, 1, 2))["forward"])
 
 
 def test_no_size_of_a_graph_is_in_a_kernel():

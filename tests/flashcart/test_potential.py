@@ -167,8 +167,12 @@ def test_what_the_calculator_refuses(trained):
     with pytest.raises(PropertyNotImplementedError):
         molecule.get_stress()
     with pytest.raises(SexpError) as caught:
-        calculator(trained, device="cuda")
+        calculator(trained, device="gpu")
     assert caught.value.diagnostic.code == "E-RUN-055"
+    if not torch.cuda.is_available():
+        with pytest.raises(SexpError) as caught:
+            calculator(trained, device="cuda")
+        assert caught.value.diagnostic.code.startswith("E-DEV-")
     with pytest.raises(SexpError) as caught:
         calculator(trained, sets=("channels=8",))
     assert caught.value.diagnostic.code == "E-CKPT-021"

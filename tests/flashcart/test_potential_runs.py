@@ -77,8 +77,8 @@ def test_what_a_profile_refuses(folder, capsys, words):
 
 
 def failed(folder, device="cpu", extra=""):
-    """A run over water, in the fourth frame of which two atoms are at one place, and grids of more atoms and edges: two capacities."""
-    (folder / "a.extxyz").write_text(WATER * 3 + TOGETHER + GRID * 2)
+    """A run over a grid and over waters, in the fourth frame of which two atoms are at one place: a batch of the smaller of two capacities."""
+    (folder / "a.extxyz").write_text(GRID + WATER * 2 + TOGETHER + WATER * 6)
     (folder / "b.lisp").write_text(FILE.replace(":batch 2 :shuffle true", ":batch 1 :buckets 3") + extra)
     return ["run", str(folder / "b.lisp"), "--device", device, "--status", str(folder / "status.json")]
 

@@ -284,6 +284,7 @@ CASES: list[Case] = [
     Case("normalize-grad", (REAL, REAL), _normalize_grad(-1, 0.01, False), {"eps": 0.01, "center": False}),
     Case("variable", (REAL,), lambda x: x, {"id": 1}),
     Case("stop-gradient", (REAL,), lambda x: x),
+    Case("again", (REAL, REAL), lambda x, gate: x),
     Case("iota", (), lambda: np.arange(5, dtype=np.int32), {"count": 5}),
     Case("constant", (), lambda: np.float64(1.5), {"value": 1.5, "dtype": "f64"}),
     *(Case(*row) for row in [*BREADTH, *CARTESIAN]),

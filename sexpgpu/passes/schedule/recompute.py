@@ -59,12 +59,11 @@ def recompute(results: Mapping[str, Node], elsewhere: Iterable[str] = (), origin
     on whether layers do.
     """
     away = set(elsewhere)
-    made = Recomputed(results, fuse(results))
-    if layers:
-        return _recipes_alone(made, away, origins)
+    made = plain = Recomputed(results, fuse(results))
     lives = lives_of(made.schedule, {made.results[n] for n in away})
     moment, most = at_peak(lives)
-    left = SHARE * seconds_of(made.schedule)
+    first = lives, moment, SHARE * seconds_of(made.schedule)
+    left = first[2]
     for _ in range(ROUNDS):
         if most < FLOOR:
             break
@@ -82,31 +81,28 @@ def recompute(results: Mapping[str, Node], elsewhere: Iterable[str] = (), origin
         made = Recomputed(new, schedule, (*made.choices, *found.choices), {**made.refused, **found.refused}, {old: n for old, n in moved.items() if n is not old})
         left -= sum(c.seconds for c in found.choices)
         lives, moment, most = after, peak_at, peak
-    return made
+    return _recipes_alone(plain, made, *first, origins) if layers else made
 
 
-def _recipes_alone(made: Recomputed, away: set[str], origins: Origins | None) -> Recomputed:
-    """With those choices alone that make a value from another one than it was first made from."""
-    lives = lives_of(made.schedule, {made.results[n] for n in away})
-    moment, most = at_peak(lives)
-    if most < FLOOR:
-        return made
-    found = _Choosing(made, lives, moment, SHARE * seconds_of(made.schedule))
-    found.choices = [c for c in found.choices if recipe(c.node) is not None]
-    if not found.choices:
-        return made
+def _recipes_alone(plain: Recomputed, made: Recomputed, lives: Mapping[Node, Life], moment: int, seconds: float, origins: Origins | None) -> Recomputed:
+    """Of what was chosen, that which makes a value from another one than it was first made from."""
+    chosen = {c.node for c in made.choices if recipe(c.node) is not None}
+    if not chosen:
+        return plain
+    found = _Choosing(plain, lives, moment, seconds)
+    found.choices = [c for c in found.choices if c.node in chosen]
     new = found.rewritten(origins)
     return Recomputed(new, fuse(new), tuple(found.choices), {}, {old: n for old, n in found.late.items() if n is not old})
 
 
-def recipe(node: Node) -> Node | None:
-    """How a value that a library's call gives may be made again from another one of that call: gelu from what it is applied to,
-    which is rounded there, and is not inside the call. None: not at all."""
+def recipe(node: Node) -> tuple[Node, Node] | None:
+    """How a value that a library's call gives may be made again, and the other result of that call of which it is made: gelu from what
+    it is applied to, which is rounded there, and is not inside the call. None: not at all."""
     if node.op != "matmul-gelu" or node.attrs["of"] != 0:
         return None
     before = build(node.op, *node.inputs, of=1)
     wide = "f64" if before.type.dtype == "f64" else "f32"
-    return build("cast", build("gelu-tanh", build("cast", before, dtype=wide)), dtype=node.type.dtype)
+    return build("cast", build("gelu-tanh", build("cast", before, dtype=wide)), dtype=node.type.dtype), before
 
 
 def lives_of(schedule: Schedule, elsewhere: set[Node]) -> dict[Node, Life]:
@@ -148,7 +144,8 @@ class _Choosing:
         self.made, self.lives, self.moment = made, lives, moment
         self.fuser = Fuser(made.results)
         self.launches = made.schedule.launches
-        self.recipes = {n: r for n in self.fuser.order if recipes and (r := recipe(n)) is not None}
+        made_of = {n: r for n in self.fuser.order if recipes and (r := recipe(n)) is not None}
+        self.recipes = {n: r[0] for n, r in made_of.items() if r[1] in self.fuser.kept}
         self.loads = {n: self._loads(n) for n in lives}
         self.home = {node: i for i, launch in enumerate(self.launches) for node in launch.stores}
         self.units = {u: i for i, l in enumerate(self.launches) for u in (l.stores if isinstance(l, Call) else l.units)}
