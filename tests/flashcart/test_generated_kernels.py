@@ -75,8 +75,10 @@ def test_every_plan_gives_the_same_values():
 def test_the_benchmark_runs_without_a_gpu(tmp_path):
     rows = interpreted(HERE.parent.parent / "benchmarks" / "tensor_product.py", "--dry-run", "--graphs", "random,rows", "--passes", "forward",
                        FLASHCART_CACHE_DIR=str(tmp_path))
-    assert [r["name"] for r in rows] == ["random 1,1->1 c3 forward", "rows 1,1->1 c3 forward", "flashcart over ours"]
-    for row in rows[:2]:
+    assert [r["name"] for r in rows] == ["check random 1,1->1 c3 f32", "random 1,1->1 c3 forward", "check rows 1,1->1 c3 f32", "rows 1,1->1 c3 forward",
+                                         "flashcart over ours"]
+    assert rows[0]["right"] and rows[2]["right"] and len(rows[0]["errors"]) == 8
+    for row in (rows[1], rows[3]):
         assert row["ms"]["ours"]["median"] > 0 and row["floor_bytes"] > 0
         assert set(row["ms"]) | set(row["lacks"]) == {"ours", "flashcart", "cuequivariance", "openequivariance"}
 

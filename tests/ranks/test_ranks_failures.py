@@ -49,7 +49,7 @@ def training(tmp_path: Path) -> Iterator[tuple[Process, list[int]]]:
 def test_a_killed_rank_ends_the_run(training, tmp_path, rank):
     process, pids = training
     os.kill(pids[rank], signal.SIGKILL)
-    facts = ended(process, tmp_path, pids, "E-RUN-060", f"rank {rank} (node 0, {socket.gethostname()})", "SIGKILL", "last collective a")
+    facts = ended(process, tmp_path, pids, "E-RUN-060", f"rank {rank} (node 0, {socket.gethostname()})", "SIGKILL", "last collective")
     assert facts["error"]["rank"] == rank and len(facts["ranks"]) == 2 and facts["step"] > 20
     assert all(any(".py:" in line for line in row["stack"]) for row in facts["ranks"]), facts["ranks"]
 
@@ -60,7 +60,7 @@ def test_a_paused_rank_ends_the_run(tmp_path):
         until(lambda: (status(tmp_path).get("step") or 0) > 5, process)
         pids = process.ranks()
         os.kill(pids[1], signal.SIGSTOP)
-        ended(process, tmp_path, pids, "E-RUN-061", "rank 1 (node 0", "been silent for", "last collective a")
+        ended(process, tmp_path, pids, "E-RUN-061", "rank 1 (node 0", "been silent for", "last collective")
 
 
 def test_a_rank_paused_while_it_compiles_ends_the_run(tmp_path):
