@@ -17,8 +17,8 @@ from safetensors import SafetensorError, safe_open
 from sexpgpu.diagnostics import SexpError, SexpErrors, fail, printable, problem
 from sexpgpu.experiment.model import Init, Run
 from sexpgpu.run.checkpoints.compare import Schema, type_text
-from sexpgpu.run.checkpoints.manifest import Manifest, Torn
 from sexpgpu.run.checkpoints.header import file_schema
+from sexpgpu.run.checkpoints.manifest import Manifest, Torn
 from sexpgpu.run.program import Program
 from sexpgpu.run.storage import is_remote, local_copy, split
 

@@ -19,8 +19,8 @@ from sexpgpu.run.best import Best
 from sexpgpu.run.bind import BoundData, bind
 from sexpgpu.run.checkpoints.compare import Comparison, Identity, compare, refuse, same_trajectory
 from sexpgpu.run.checkpoints.find import Choice, Wanted, absolute, choose, last_stamp, moved_on, refuse_taken
-from sexpgpu.run.checkpoints.manifest import Manifest, trajectory_hash
 from sexpgpu.run.checkpoints.header import saved_schema
+from sexpgpu.run.checkpoints.manifest import Manifest, trajectory_hash
 from sexpgpu.run.checkpoints.store import Store, load
 from sexpgpu.run.checkpoints.tensors import HostCopy
 from sexpgpu.run.checkpoints.writer import Cancel, Writer
