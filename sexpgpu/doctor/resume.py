@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -16,6 +17,7 @@ from sexpgpu.doctor.child import environment, finished, started
 from sexpgpu.settings import scrub
 
 SECONDS = 3600.0
+TRIES = 5  # to kill a run while it trains
 FIRST, MORE = 3, 4  # updates before the stop, and after it
 FINAL = ("done", "failed", "stopped")
 
@@ -63,13 +65,23 @@ def _end(until: float, ask: Ask, name: str, folder: Path, steps: int, *more: str
 
 
 def _kill(until: float, ask: Ask, name: str, folder: Path, steps: int, first: int) -> bool:
-    """Resumes and kills it once it trains; whether it was killed before its end."""
+    """Resumes and kills it once it trains; whether it was killed before its end. A run that was quicker is set back and tried again."""
+    for _ in range(TRIES):
+        if _kill_once(until, ask, name, folder, steps, first):
+            return True
+        for made in folder.glob("step-*"):
+            if made.name != f"step-{first}":
+                shutil.rmtree(made)
+    return False
+
+
+def _kill_once(until: float, ask: Ask, name: str, folder: Path, steps: int, first: int) -> bool:
     with started(_words(ask, name, folder, steps, "--resume", "latest"), ask, environment(ask), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as child:
         while child.poll() is None and time.monotonic() < until:
             facts = _status(Path(str(folder) + ".json"))
             if facts.get("pid") == child.pid and (facts.get("state") == "running" or (facts.get("step") or 0) > first) and facts.get("state") not in FINAL:
                 break
-            time.sleep(0.02)
+            time.sleep(0.002)
         alive = child.poll() is None
         child.kill()
         return alive and child.wait() == -9

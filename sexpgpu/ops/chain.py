@@ -15,17 +15,18 @@ from sexpgpu.ops.helpers import Attrs, Types, traffic
 
 def _infer(types: Types, attrs: Attrs) -> TensorType:
     _, shape = attrs["outputs"][attrs["of"]]
-    return TensorType("f32", shape, types[0].batch and attrs["outputs"][attrs["of"]][0][0] == "value")
+    return TensorType(types[0].dtype, shape, types[0].batch and attrs["outputs"][attrs["of"]][0][0] == "value")
 
 
 def plain(node: Node) -> Node:
     """The output as the ops that it stands for."""
     values: list[Node] = []
+    dtype = node.inputs[0].type.dtype
     for kind, *rest in node.attrs["program"]:
         if kind == "load":
             values.append(node.inputs[rest[0]])
         elif kind == "point":
-            values.append(build(rest[0], *(constant(x[1], "f32") if isinstance(x, tuple) else values[x] for x in rest[1])))
+            values.append(build(rest[0], *(constant(x[1], dtype) if isinstance(x, tuple) else values[x] for x in rest[1])))
         else:
             value, place, turned, scale = rest
             weight = node.inputs[place]

@@ -7,6 +7,7 @@ from oracle import Bench, derivatives, dot
 
 from sexpgpu.ir import TensorType
 from sexpgpu.ops import OpProblem, build
+from sexpgpu.ops import table as op_table
 from sexpgpu.ops.cartesian import algebra
 from sexpgpu.ops.cartesian.algebra import Path, components, multinomial, paths, terms
 from sexpgpu.ops.cartesian.product import Form
@@ -253,3 +254,12 @@ def test_paths_can_be_chosen():
 def test_rows_of_the_result_are_by_rank_component_path():
     form = Form(1, 1, 1, 1, paths(1, 1, 1), False)
     assert form.rows == ((0, 0), (1, 0), (2, 0), (3, 0), (2, 1), (3, 1), (2, 2), (3, 2))
+
+
+def test_whoever_asks_first_decides_no_device():
+    """Tables are made once a process: first on `meta`, as a plan without a device does, and then where there are numbers."""
+    node = build("cartesian-expand", build("input", name="v", dtype="f64", shape=(1, 3), batch=False), **{"l-max": 7})
+    with torch.device("meta"):
+        assert op_table()["cartesian-expand"].reference(torch, node, [torch.ones(1, 3, dtype=torch.float64)]).is_meta
+    found = op_table()["cartesian-expand"].reference(torch, node, [torch.tensor([[0.0, 0.0, 1.0]], dtype=torch.float64)])
+    assert found[0, :4].tolist() == [1.0, 0.0, 0.0, 1.0]

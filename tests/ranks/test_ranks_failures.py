@@ -18,7 +18,6 @@ from support_ranks import PROGRAM, Process, alive, hurt, run, status, until, wri
 from sexpgpu.run.data.manifest.build import build, parse_input
 
 LONG = 1_000_000  # steps
-DEEP = PROGRAM.replace('(dropout (tanh (linear x 8 :name "in")) 0.2)', "(dropout {deep} 0.2)")
 
 
 def ended(process: Process, folder: Path, pids: list[int], code: str, *words: str, seconds: float = 60, exit_code: int = 3) -> dict[str, Any]:
@@ -63,15 +62,22 @@ def test_a_paused_rank_ends_the_run(tmp_path):
         ended(process, tmp_path, pids, "E-RUN-061", "rank 1 (node 0", "been silent for", "last collective")
 
 
+PAUSED = """
+import signal, time
+from sexpgpu import compiler
+real = compiler.train_graph
+def pause(*args, **keys):
+    time.sleep(2)  # the phase was told
+    os.kill(os.getpid(), signal.SIGSTOP)
+    return real(*args, **keys)
+compiler.train_graph = pause
+"""
+
+
 def test_a_rank_paused_while_it_compiles_ends_the_run(tmp_path):
-    deep = "x"
-    for i in range(120):
-        deep = f'(tanh (linear {deep} 8 :name "l{i}"))'
-    write(tmp_path, steps=LONG, program=DEEP.replace("{deep}", deep))
-    with run(tmp_path, "--deadline", "silent=4s") as process:
-        until(lambda: (status(tmp_path).get("ranks") or [{}, {}])[1].get("phase") == "compiling", process)
-        pids = process.ranks()
-        os.kill(pids[1], signal.SIGSTOP)
+    write(tmp_path, steps=LONG)
+    with run(tmp_path, "--deadline", "silent=4s", **hurt(tmp_path, 1, PAUSED)) as process:
+        pids = until(process.ranks, process)
         ended(process, tmp_path, pids, "E-RUN-061", "rank 1", "compiling")
 
 

@@ -43,7 +43,7 @@ def send(signum: int) -> None:
 PHASES = {
     "starting": ("sexpgpu.run.session.choose", 1),
     "compiling": ("sexpgpu.compiler.stages", 1),
-    "running": ("sexpgpu.run.loop._update", 7),
+    "running": ("sexpgpu.backends.interpreter.program.InterpreterProgram.step", 7),
     "evaluating": ("sexpgpu.backends.interpreter.program.InterpreterProgram.evaluate", 1),
     "saving": ("sexpgpu.run.checkpoints.store.Store.save", 2),
 }
@@ -160,15 +160,16 @@ def test_a_disk_that_is_full_at_the_end(tmp_path, whole, monkeypatch, capsys):
 def test_stopped_by_a_signal_with_a_full_disk_is_3(tmp_path, monkeypatch):
     write(tmp_path)
     failing(monkeypatch, errno.ENOSPC, lambda step: True)
-    threading.Timer(0.0, lambda: None)
-    real = _resolve("sexpgpu.run.loop")._update
+    place = "sexpgpu.backends.interpreter.program.InterpreterProgram"
+    real, calls = _resolve(place).step, []
 
-    def update(program, run_, feeds, step, *rest):
-        if step == 7:
+    def step(program, batch, logged):
+        calls.append(1)
+        if len(calls) == 7:
             send(signal.SIGTERM)
-        return real(program, run_, feeds, step, *rest)
+        return real(program, batch, logged)
 
-    monkeypatch.setattr("sexpgpu.run.loop._update", update)
+    monkeypatch.setattr(f"{place}.step", step)
     assert run(tmp_path) == 3
     assert steps(tmp_path) == [] and status(tmp_path)["checkpoint"]["durable"] is False
 

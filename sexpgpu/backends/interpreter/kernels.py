@@ -78,7 +78,7 @@ def entropy_grad(logs: Any, index: Any, ct: Any, minus: Any) -> Any:
 @lru_cache(maxsize=64)
 def minus_ones(rows: int, dtype: Any) -> Any:
     """[rows 1] of -1; only read."""
-    return torch.full((rows, 1), -1.0, dtype=dtype)
+    return torch.full((rows, 1), -1.0, dtype=dtype, device="cpu")
 
 
 def max_pool(x: Any, window: Any, stride: Any, padding: Any) -> tuple[Any, Any]:

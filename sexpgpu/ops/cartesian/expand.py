@@ -54,18 +54,19 @@ def _plan(l_max: int, by: Exponents) -> tuple[tuple[tuple[list[int], list[int]],
 
 
 @cache
-def _tensors(torch: Any, l_max: int, by: Exponents, dtype: Any) -> tuple[Any, Any]:
+def _tensors(torch: Any, l_max: int, by: Exponents, dtype: Any, device: Any) -> tuple[Any, Any]:
+    """On a named device: whoever asks first may stand in a context whose default is another, torch's `meta` for one."""
     levels, coefficients = _plan(l_max, by)
-    return [(torch.tensor(p), torch.tensor(a)) for p, a in levels], torch.tensor(coefficients, dtype=dtype)
+    return [(torch.tensor(p, device=device), torch.tensor(a, device=device)) for p, a in levels], torch.tensor(coefficients, dtype=dtype, device=device)
 
 
 def _evaluate(torch: Any, node: Node, args: list[Any], by: Exponents) -> Any:
     """bf16 and f16 are computed in f32 and rounded once."""
     (vectors,) = args
     dtype = torch.float32 if node.type.dtype in ("bf16", "f16") else vectors.dtype
-    levels, coefficients = _tensors(torch, node.attrs["l-max"], by, dtype)
+    levels, coefficients = _tensors(torch, node.attrs["l-max"], by, dtype, vectors.device)
     flat = vectors.to(dtype).reshape(-1, 3)
-    block = torch.ones(len(flat), 1, dtype=dtype)
+    block = torch.ones(len(flat), 1, dtype=dtype, device=vectors.device)
     blocks = [block]
     for parents, axes in levels:
         block = block[:, parents] * flat[:, axes]

@@ -399,7 +399,7 @@ class _Supervisor:
             number = self.signals[self.passed]
             self.passed += 1
             if number == signal.SIGUSR1:
-                self._signal(number)
+                self._signal(number, 1)  # one asks for all: a second that heard of it a step later would have two made
                 continue
             self.stops += 1
             if not self.began:  # nobody can agree on a step yet
@@ -417,11 +417,11 @@ class _Supervisor:
             self.asked = True
             self._signal(number)
 
-    def _signal(self, number: int) -> None:
-        for child in self.children:
-            if child.code is None:
-                with contextlib.suppress(OSError):
-                    child.process.send_signal(number)
+    def _signal(self, number: int, most: int | None = None) -> None:
+        """To the ranks that live, or the first so many of them."""
+        for child in [child for child in self.children if child.code is None][:most]:
+            with contextlib.suppress(OSError):
+                child.process.send_signal(number)
 
     def _to_posts(self, message: Mapping[str, Any], but: int | None = None) -> None:
         for post, wire in self.posts.items():
