@@ -177,7 +177,7 @@ def main() -> int:
     program._alive.zero_()
     total = {"joules": 0.0, "sustained": 0.0, "idle": 0.0}
     with torch.no_grad(), program._modes():
-        fields = {name: tensor[0] for name, tensor in program._fields[1, None].items()}
+        fields = {name: tensor[0] for name, tensor in program._fields[1, None].tensors.items()}
         arena = torch.zeros(max(forward.plan.size, update.plan.size), dtype=torch.uint8, device=program.place)
         homes: dict[str, torch.Tensor] = {}
         place = lambda name: homes.setdefault(name, torch.zeros((), dtype=program.dtype, device=program.place))  # noqa: E731
