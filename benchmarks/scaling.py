@@ -238,29 +238,14 @@ def ddp(given: argparse.Namespace) -> None:
     """One rank of `torchs`: GPT-2 124M on random tokens, bf16 autocast, fused AdamW, clipped to 1; the whole step timed in blocks."""
     import torch
     import torch.distributed as dist
-    import torch.nn.functional as F
-    from torch import nn
-    from torch_models import Block
-
-    class Gpt2(nn.Module):
-        def __init__(self, layers: int = 12, heads: int = 12, d: int = 768) -> None:
-            super().__init__()
-            self.token, self.position = nn.Parameter(torch.empty(VOCABULARY, d)), nn.Parameter(torch.empty(CONTEXT, d))
-            self.blocks = nn.ModuleList(Block(d, heads) for _ in range(layers))
-            self.norm = nn.LayerNorm(d)
-
-        def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-            x = F.embedding(tokens, self.token) + self.position
-            for block in self.blocks:
-                x = block(x)
-            return F.cross_entropy(F.linear(self.norm(x), self.token).flatten(0, 1), targets.flatten())
+    from torch_models import Gpt2
 
     local = int(os.environ["LOCAL_RANK"])
     torch.cuda.set_device(local)
     dist.init_process_group("nccl", device_id=torch.device("cuda", local))
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("high")
-    model = Gpt2().cuda()
+    model = Gpt2(12, 12, 768, CONTEXT, VOCABULARY).cuda()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
