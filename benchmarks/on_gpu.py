@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sides import ROOT, last_lines, say
+from sides import ROOT, last_lines, python_path, say
 
 OUT = Path(os.environ["OUT"]) if os.environ.get("OUT") else None
 STEPS = 50
@@ -47,7 +47,7 @@ class Job:
 
     def __init__(self, words: Sequence[str], variables: Mapping[str, str] | None = None):
         self._start = time.monotonic()
-        environ = {**os.environ, "PYTHONPATH": str(ROOT), **(variables or {})}
+        environ = {**os.environ, "PYTHONPATH": python_path(), **(variables or {})}
         self._files = tempfile.TemporaryFile(), tempfile.TemporaryFile()
         self.process = subprocess.Popen([sys.executable, *words], cwd=ROOT, env=environ, stdout=self._files[0], stderr=self._files[1])
 
@@ -330,7 +330,7 @@ def script(*words: str) -> Callable[[float, Path], dict[str, Any]]:
     """Another script of this folder, whose lines pass through."""
 
     def work(seconds: float, folder: Path) -> dict[str, Any]:
-        process = subprocess.Popen([sys.executable, str(ROOT / "benchmarks" / words[0]), *words[1:]], env={**os.environ, "PYTHONPATH": str(ROOT)})
+        process = subprocess.Popen([sys.executable, str(ROOT / "benchmarks" / words[0]), *words[1:]], env={**os.environ, "PYTHONPATH": python_path()})
         try:
             code = process.wait(seconds)
         except subprocess.TimeoutExpired:

@@ -109,7 +109,7 @@ class Bench:
                 *(word for name, value in chosen.items() for word in ("--set", f"{name}={value}"))]
 
     def environ(self, devices: int, **more: str) -> dict[str, str]:
-        return {**os.environ, "PYTHONPATH": str(ROOT), "SEXPGPU_DEVICES": ",".join(map(str, range(devices))), **more}
+        return {**os.environ, "PYTHONPATH": python_path(), "SEXPGPU_DEVICES": ",".join(map(str, range(devices))), **more}
 
     def run(self, file: str, devices: int, each: int, steps: int, **sets: Any) -> dict[str, Any]:
         """One `sexpgpu run`: {metric name: {step: value}}, and what status, plan and driver say."""

@@ -35,6 +35,11 @@ Batch = dict[str, np.ndarray]
 Answers = Mapping[str, Callable[..., dict[str, Any]]]
 
 
+def python_path() -> str:
+    """PYTHONPATH for a process of ours: this checkout before what was there."""
+    return os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
 def say(name: str, **fields: Any) -> dict[str, Any]:
     """One JSON object a line, kept in $OUT as well where that is a folder; times in ms unless a key says otherwise."""
     row = {"name": name, **fields}
