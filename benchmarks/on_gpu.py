@@ -39,7 +39,7 @@ class Done:
     seconds: float
 
     def trouble(self) -> list[str]:
-        return [f"exit {self.code}", *last_lines(self.err, 4)]
+        return [f"exit {self.code}", *last_lines(self.err, 8)]
 
 
 class Job:

@@ -231,4 +231,8 @@ def main(name: str) -> None:
 
 if __name__ == "__main__":
     print(f"on {DEVICE}", file=sys.stderr)
-    main(sys.argv[1])
+    try:
+        main(sys.argv[1])
+    except SexpError as error:  # what the device said stands in the notes
+        print(error, *error.diagnostic.notes, sep="\n", file=sys.stderr)
+        raise
