@@ -13,6 +13,7 @@ channels, also where a thread has several. `--inner 64`: the weights as a produc
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import re
@@ -143,12 +144,13 @@ def by_hand() -> Iterator[tuple[str, ASTSource, dict[str, Any]]]:
     for wide, warps in ((8192, 16), (4096, 8)):
         constants = {"CLASSES": 50304, "WIDE": wide, "LOW": True, "GRAD": True, "STAGES": 3}
         yield f"entropy_rows {wide}", source(hand.entropy_rows, low, constants), {"num_warps": warps}
-    half = {n: "*bf16" for n in ("Q", "K", "V", "Ct", "Out", "DQ", "DK", "DV")} | {n: "*fp32" for n in ("Lse", "Delta")}
+    half = {n: "*bf16" for n in ("Q", "K", "V", "Ct", "Out", "DQ", "DK", "DV")} | {n: "*fp32" for n in ("Lse", "Delta", "Sums")}
     shared = {"D": 64, "LOW": True, "CPU": False}
     yield "attention inner", source(attention.inner, half, shared | {"ROWS": 64}), {"num_warps": 4}
-    for name, (m, n, warps, stages) in (("by_keys", attention.KEYS), ("by_queries", attention.QUERIES)):
-        constants = shared | {"SCALE": 0.125, "CAUSAL": True, "M": m, "N": n, "EVEN": True, "END": 1024}
-        yield f"attention {name}", source(getattr(attention, name), half, constants), {"num_warps": warps, "num_stages": stages}
+    both = (("by_keys", attention.KEYS), ("by_queries", attention.QUERIES))
+    for (name, (m, n, warps, stages)), sums in itertools.product(both, (False, True)):
+        constants = shared | {"SCALE": 0.125, "CAUSAL": True, "M": m, "N": n, "EVEN": True, "END": 1024, "SUMS": sums}
+        yield f"attention {name}{' with sums' if sums else ''}", source(getattr(attention, name), half, constants), {"num_warps": warps, "num_stages": stages}
 
 
 def of_examples(words: str) -> None:

@@ -284,6 +284,27 @@ def large(seconds: float, folder: Path) -> dict[str, Any]:
     return {"ok": fine, "elements": rows * columns, "every_element_written": whole, "off": off}
 
 
+def initial(seconds: float, folder: Path) -> dict[str, Any]:
+    """Initial values made on the device have the bits of the host's; the seconds of GPT-2's largest tensor."""
+    import numpy as np
+    import torch
+
+    from sexpgpu.backends.initial import drawn
+    from sexpgpu.ops.initial import initial_value
+
+    told: dict[str, Any] = {"ok": True}
+    for kind, settings, size in (("normal", {"std": 0.02}, 5_000_001), ("uniform", {"low": -1.5, "high": 0.25}, 3_000_003), ("normal", {}, 7)):
+        out = torch.full((size,), float("nan"), device="cuda")
+        drawn(kind, settings, 0x1234567890ABCDEF, out)
+        same = np.array_equal(out.cpu().numpy(), initial_value(kind, settings, (size,), 0x1234567890ABCDEF).astype(np.float32))
+        told |= {"ok": told["ok"] and same, f"{kind} {size}": "same bits" if same else "OTHER BITS"}
+    out = torch.empty(50304 * 768, device="cuda")
+    start = time.monotonic()
+    drawn("normal", {"std": 0.02}, 1, out)
+    torch.cuda.synchronize()
+    return told | {"embedding_seconds": round(time.monotonic() - start, 3)}
+
+
 HOG = """
 import sys, time, torch
 free, _ = torch.cuda.mem_get_info()
@@ -350,6 +371,7 @@ PARTS: dict[str, tuple[Callable[[float, Path], dict[str, Any]], float]] = {
     "numerics": (numerics, 180),
     "profile": (profile, 90),
     "large": (large, 60),
+    "initial": (initial, 60),
     "mistakes": (mistakes, 100),
     "kernels": (script("kernels.py"), 60),
     "products": (script("products.py"), 150),

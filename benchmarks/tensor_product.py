@@ -29,6 +29,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from no_gpu import Counted
 from sexpgpu.backends.cuda.cartesian.config import config
 from sexpgpu.backends.cuda.cartesian.launch import TORCH, Edges, Runner, runner
 from sexpgpu.backends.cuda.cartesian.plan import Launch, plan
@@ -627,6 +628,7 @@ def main(arguments: list[str] | None = None) -> None:
         return
     started = time.perf_counter()
     rows: list[dict[str, Any]] = []
+    counted = Counted()
     original = globals()["say"]
 
     def kept_say(**row: Any) -> None:
@@ -644,7 +646,7 @@ def main(arguments: list[str] | None = None) -> None:
             except Exception as problem:  # the other cases are worth their time still
                 say(name=case.name, failed=f"{work.__name__}: {type(problem).__name__}: {str(problem)[:300]}")
     globals()["say"] = original
-    say(name="flashcart over ours", settings=str(config()), **summary(rows))
+    say(name="flashcart over ours", settings=str(config()), kernels=counted.told(), seconds=round(time.perf_counter() - started, 1), **summary(rows))
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from sexpgpu.backends import initial
 from sexpgpu.backends.leaves import schema, sources
 from sexpgpu.experiment.traced import TracedRun
 from sexpgpu.ops.initial import pieces
@@ -28,9 +29,13 @@ def initialise(traced: TracedRun, seed: int, tensors: dict[str, Any]) -> None:
             if init.kind == "zeros":
                 tensor.zero_()
                 continue
+            key = draw_key(seed, path, 0, "init")
+            if tensor.device.type == "cuda" and init.kind in initial.DRAWN:
+                initial.drawn(init.kind, dict(init.settings), key, tensor)
+                continue
             here = tensor.device.type == "cpu" and tensor.is_contiguous() and tensor.dtype in (torch.float32, torch.float64)
             target = tensor.detach() if here else torch.empty(tensor.shape, dtype=torch.float32)
-            writes = pieces(init.kind, dict(init.settings), tuple(tensor.shape), draw_key(seed, path, 0, "init"), target.view(-1).numpy())
+            writes = pieces(init.kind, dict(init.settings), tuple(tensor.shape), key, target.view(-1).numpy())
             made.append((tensor, target, [pool.submit(write) for write in writes]))
         for tensor, target, parts in made:  # copied while those behind it are still being made
             for part in parts:

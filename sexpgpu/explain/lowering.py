@@ -24,9 +24,11 @@ from sexpgpu.passes.rewrite import rewrite
 from sexpgpu.passes.schedule.decompose import decompose
 from sexpgpu.passes.schedule.fuse import Call, Launch, Schedule
 from sexpgpu.passes.schedule.memory import Life, plan
+from sexpgpu.passes.schedule.over import stored_over
 from sexpgpu.passes.schedule.recompute import lives_of, recompute
 from sexpgpu.passes.schedule.repeat import repeat
 from sexpgpu.passes.schedule.views import layout
+from sexpgpu.passes.slopes import slopes
 
 EPILOGUES = frozenset(KINDS) - {"residual"}  # as `backends.cuda.choice.Switch` has them
 SHADOW = "//bf16/"
@@ -50,7 +52,7 @@ class Lowered:
             inside = _inside(launch.node) if isinstance(launch, Call) else 0
             if inside:
                 lives["inside", i] = Life(inside, i, i)
-        return plan(lives).size
+        return plan(lives, stored_over(self.schedule.launches, lives)).size
 
 
 def _inside(node: Node) -> int:
@@ -99,7 +101,7 @@ def _as(node: Node, dtype: str) -> Node:
 def _lower(results: Mapping[str, Node], origins: Any) -> dict[str, Node]:
     """What `backends.cuda.executable` makes of a graph before it is cut into launches."""
     found = chains(products(rank_maps(join(decompose(results, origins), origins), origins), origins), origins)
-    return epilogues(found, EPILOGUES, origins)[0]
+    return slopes(epilogues(found, EPILOGUES, origins)[0], origins)
 
 
 def _update(flat: Flat, shadows: bool, wide: str) -> dict[str, Node]:

@@ -217,13 +217,18 @@ def _attend_grad(torch: Any, node: Node, args: list[Any]) -> Any:
 
 def _gradients(torch: Any, node: Node, args: list[Any]) -> tuple[Any, ...]:
     """By queries, keys and values. In bf16 and f16 everything within is f32, and the results are rounded once."""
+    return tuple(g.to(args[0].dtype) for g in _wide_gradients(torch, node, args))
+
+
+def _wide_gradients(torch: Any, node: Node, args: list[Any]) -> tuple[Any, ...]:
+    """The gradients before they are rounded."""
     ct, q, k, v, _, *masks = args
-    low = node.type.dtype in ("bf16", "f16")
+    low = ct.dtype in (torch.bfloat16, torch.float16)
     with torch.inference_mode(False), torch.enable_grad():
         q, k, v, ct = ((x.detach().float() if low else x.detach()).clone() for x in (q, k, v, ct))
         operands = [x.requires_grad_() for x in (q, k, v)]
         out = _attend_with(torch, node.attrs, [*operands, *(m.clone() for m in masks)])
-        return tuple(g.to(args[0].dtype) for g in torch.autograd.grad(out, operands, ct))
+        return torch.autograd.grad(out, operands, ct)
 
 
 def _infer_packed(types: Types, attrs: Attrs) -> TensorType:
@@ -231,11 +236,15 @@ def _infer_packed(types: Types, attrs: Attrs) -> TensorType:
     if q.rank != 4 or any(t.shape != q.shape for t in types[1:4]):
         raise OpProblem("E-SHAPE-001", f"attend-grad-packed: needs [b h t d] of one shape, got {types[1]}, {types[2]} and {types[3]}")
     b, h, t, d = q.shape
+    if attrs["of"]:
+        return TensorType("f64" if q.dtype == "f64" else "f32", (3 * h * d,), False)
     return TensorType(q.dtype, (b, t, 3 * h * d), q.batch)
 
 
 def _packed(torch: Any, node: Node, args: list[Any]) -> Any:
     b, h, t, d = node.inputs[1].type.shape
+    if node.attrs["of"]:
+        return torch.cat([g.sum((0, 2)).reshape(h * d) for g in _wide_gradients(torch, node, args)])
     parts = [_gradients(torch, node, args)[of].transpose(1, 2).reshape(b, t, h * d) for of in range(3)]
     return torch.cat(parts, -1)
 
@@ -361,13 +370,19 @@ OPS = (
     ),
     Op(
         "attend-grad-packed",
-        "The gradients of attend by queries, keys and values [b h t d], side by side: [b t 3·h·d].",
+        "The gradients of attend by queries, keys and values [b h t d], side by side: [b t 3·h·d]; :of 1: their sums over b and t, in "
+        "f32, of which nothing is rounded before: the gradient of a bias.",
         ("ct", "q", "k", "v", "out"),
         _infer_packed,
         _packed,
         _attend_grad_cost,
         Lowering("template", "attend-grad-packed"),
-        attributes=(Parameter("causal", "bool", False), Parameter("scale", "float"), Parameter("window", "int")),
+        attributes=(
+            Parameter("causal", "bool", False),
+            Parameter("scale", "float"),
+            Parameter("window", "int"),
+            Parameter("of", "int", 0),
+        ),
         lisp=False,
         differentiable=False,
         example="(attend-grad-packed ct q k v out)",

@@ -173,6 +173,15 @@ OPS = (
         _gelu_tanh_derivative,
         flops=18,
     ),
+    pointwise(
+        "gelu-tanh-grad",
+        "The gradient of gelu-tanh: ct times its derivative at x. A pass for a device makes it, after gradients are taken.",
+        "x ct",
+        "gelu_tanh_grad({0}, {1})",
+        lambda torch, node, args: torch.ops.aten.gelu_backward(*reversed(torch.broadcast_tensors(*args)), approximate="tanh"),
+        lisp=False,
+        flops=20,
+    ),
 )
 
 

@@ -29,11 +29,11 @@ KINDS: dict[str, dict[str, float]] = {
 _CHUNK = 65536  # values at a time: the working set stays in cache, and a call is long beside Python's lock
 _PIECE = 8 * _CHUNK  # values of one call, which one thread makes
 
-_LN2_HIGH, _LN2_LOW = 6.93147180369123816490e-01, 1.90821492927058770002e-10  # fdlibm's split of ln 2
-_SQRT_HALF = 0x3FE6A09E667F3BCD  # the bits of sqrt 1/2
-_ATANH = tuple(1.0 / (2 * i + 3) for i in range(11))  # s < 0.172: the rest is below 1e-18
+LN2_HIGH, LN2_LOW = 6.93147180369123816490e-01, 1.90821492927058770002e-10  # fdlibm's split of ln 2
+SQRT_HALF = 0x3FE6A09E667F3BCD  # the bits of sqrt 1/2
+ATANH = tuple(1.0 / (2 * i + 3) for i in range(11))  # s < 0.172: the rest is below 1e-18
 
-_A = (
+A = (
     3.3871328727963666080e0,
     1.3314166789178437745e2,
     1.9715909503065514427e3,
@@ -43,7 +43,7 @@ _A = (
     3.3430575583588128105e4,
     2.5090809287301226727e3,
 )
-_B = (
+B = (
     1.0,
     4.2313330701600911252e1,
     6.8718700749205790830e2,
@@ -53,7 +53,7 @@ _B = (
     2.8729085735721942674e4,
     5.2264952788528545610e3,
 )
-_C = (
+C = (
     1.42343711074968357734e0,
     4.63033784615654529590e0,
     5.76949722146069140550e0,
@@ -63,7 +63,7 @@ _C = (
     2.27238449892691845833e-2,
     7.74545014278341407640e-4,
 )
-_D = (
+D = (
     1.0,
     2.05319162663775882187e0,
     1.67638483018380384940e0,
@@ -73,7 +73,7 @@ _D = (
     5.47593808499534494600e-4,
     1.05075007164441684324e-9,
 )
-_E = (
+E = (
     6.65790464350110377720e0,
     5.46378491116411436990e0,
     1.78482653991729133580e0,
@@ -83,7 +83,7 @@ _E = (
     2.71155556874348757815e-5,
     2.01033439929228813265e-7,
 )
-_F = (
+F = (
     1.0,
     5.99832206555887937690e-1,
     1.36929880922735805310e-1,
@@ -108,19 +108,19 @@ def _polynomial(coefficients: tuple[float, ...], x: np.ndarray, out: np.ndarray 
 def exact_log(x: np.ndarray) -> np.ndarray:
     """The natural logarithm of positive normal float64s, to about 1 ulp, by x = 2^k m and 2 atanh((m - 1) / (m + 1))."""
     bits = np.ascontiguousarray(x, np.float64).view(np.int64)
-    power = (bits - _SQRT_HALF) >> 52  # that k for which m is in [sqrt 1/2, sqrt 2)
+    power = (bits - SQRT_HALF) >> 52  # that k for which m is in [sqrt 1/2, sqrt 2)
     m, k = (bits - (power << 52)).view(np.float64), power.astype(np.float64)
     s = m - 1.0
     m += 1.0
     s /= m
     z = s * s
-    series = _polynomial(_ATANH, z)
+    series = _polynomial(ATANH, z)
     series *= z
     s *= 2.0
     series *= s
-    series += k * _LN2_LOW
+    series += k * LN2_LOW
     s += series
-    k *= _LN2_HIGH
+    k *= LN2_HIGH
     k += s
     return k
 
@@ -141,8 +141,8 @@ def _quantiles(p: np.ndarray, memory: np.ndarray) -> None:
     p[:] = r
     np.multiply(p, p, out=r)
     np.subtract(0.180625, r, out=r)  # below 0 in the tails, which are replaced
-    p *= _polynomial(_A, r, under)
-    p /= _polynomial(_B, r, under)
+    p *= _polynomial(A, r, under)
+    p /= _polynomial(B, r, under)
     if tail.size:
         p[tail] = np.copysign(_tails(np.minimum(edge, 1.0 - edge)), edge - 0.5)
 
@@ -151,12 +151,12 @@ def _tails(p: np.ndarray) -> np.ndarray:
     """-x of the quantiles of p < 0.075."""
     r = np.sqrt(-exact_log(p))
     a = r - 1.6
-    x = _polynomial(_C, a)
-    x /= _polynomial(_D, a)
+    x = _polynomial(C, a)
+    x /= _polynomial(D, a)
     far = np.flatnonzero(r > 5.0)
     if far.size:  # one in 10^11
         b = r[far] - 5.0
-        x[far] = _polynomial(_E, b) / _polynomial(_F, b)
+        x[far] = _polynomial(E, b) / _polynomial(F, b)
     return x
 
 

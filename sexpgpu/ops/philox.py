@@ -12,8 +12,8 @@ from hashlib import sha256
 
 import numpy as np
 
-_M0, _M1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
-_W0, _W1 = 0x9E3779B9, 0xBB67AE85
+M0, M1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
+W0, W1 = 0x9E3779B9, 0xBB67AE85
 _LOW, _SHIFT = np.uint64(0xFFFFFFFF), np.uint64(32)
 _CHUNK = 16384  # blocks at a time: the working set stays in cache
 
@@ -32,8 +32,8 @@ def philox(state: np.ndarray, key: tuple[int, int]) -> tuple[np.ndarray, ...]:
     c0, c1, c2, c3, p0, p1 = state
     k0, k1 = key
     for _ in range(10):
-        np.multiply(c0, _M0, out=p0)
-        np.multiply(c2, _M1, out=p1)
+        np.multiply(c0, M0, out=p0)
+        np.multiply(c2, M1, out=p1)
         np.right_shift(p1, _SHIFT, out=c0)
         np.bitwise_xor(c0, c1, out=c0)
         np.bitwise_xor(c0, np.uint64(k0), out=c0)
@@ -43,7 +43,7 @@ def philox(state: np.ndarray, key: tuple[int, int]) -> tuple[np.ndarray, ...]:
         np.bitwise_and(p1, _LOW, out=p1)
         np.bitwise_and(p0, _LOW, out=p0)
         c1, c3, p1, p0 = p1, p0, c1, c3
-        k0, k1 = (k0 + _W0) & 0xFFFFFFFF, (k1 + _W1) & 0xFFFFFFFF
+        k0, k1 = (k0 + W0) & 0xFFFFFFFF, (k1 + W1) & 0xFFFFFFFF
     return c0, c1, c2, c3
 
 

@@ -24,6 +24,8 @@ CASES = {
     "no rows": (0, (4, 2), (2, 2), 3, 1),
 }
 
+OVER = ("features", "paths")  #: cases whose features are over a number, as messages are over √neighbours
+
 
 def leaf(name: str, shape: tuple[int, ...], bindings: dict[Node, torch.Tensor], seed: int) -> Node:
     node = build("input", name=name, dtype="f32", shape=shape, batch=False)
@@ -38,13 +40,16 @@ def main() -> None:
         x = leaf("x", (rows, *features), bindings, 1)
         raw = [leaf(f"w{i}", (k, outputs), bindings, 2 + i) for i, k in enumerate(inputs)]
         weights = [build("*", constant(k**-0.5, "f32"), w) for k, w in zip(inputs, raw, strict=True)]
-        y = build("equivariant-linear", x, *weights, **{"l-max": top})
+        over = build("/", x, constant(3.0, "f32")) if name in OVER else x
+        y = build("equivariant-linear", over, *weights, **{"l-max": top})
         energy = build("sum", build("*", y, build("*", y, y)))
         force = grad(energy, [x])[0]
         loss = build("+", build("sum", build("*", force, force)), energy)
         results = simplify({"y": y, "force": force} | {f"d{i}": g for i, g in enumerate(grad(loss, [x, *raw]))})
         made = rank_maps(decompose(results))
         ops = [n.op for n in postorder(made.values())]
+        if name in OVER and any(n.op in ("/", "*") and n.type.shape == x.type.shape for n in postorder(made.values())):
+            failures.append(f"{name}: features are divided by a launch of their own")
         if any(op.startswith("equivariant-linear") for op in ops) or rows and ops.count("rank-weights") != min(len(inputs), top + 1):
             failures.append(f"{name}: {sorted(op for op in ops if 'rank' in op or 'linear' in op)}")
         for placed in (True, False):

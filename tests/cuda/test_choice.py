@@ -93,22 +93,30 @@ def test_the_choice_of_a_checkpoint_comes_first(known: Choices, monkeypatch: pyt
     assert choice.used() == {"products": {whole: FIRST}}
 
 
-def test_ranks_take_the_first_ones_choices_and_measure_nothing(known: Choices, monkeypatch: pytest.MonkeyPatch):
+def test_ranks_take_the_first_ones_choices_and_only_it_measures(known: Choices, monkeypatch: pytest.MonkeyPatch):
+    """Rank 0 knows nothing, measures in its first step, and the other takes that; later products are measured by neither."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    said: list[str] = []
+    tell = lambda text: said.append(text) or text  # noqa: E731
+    choice.agree(tell, True)
     Case().run()
     whole = next(iter(known.used))
-    said: list[str] = []
-    choice.agree(lambda text: said.append(text) or text)
+    choice.settle(tell)
+    assert known.measured == 1 and known.given == {whole: SECOND}
     other = Choices(known.machine, None)
     other.disk = {whole: FIRST, "other": FIRST}
-    monkeypatch.setattr(choice, "choices", lambda: other)
+    later = Case()
+    later.b, later.out = aligned(8, 32).normal_(), aligned(300, 32)
     monkeypatch.delattr(choice, "measure")
-    choice.agree(lambda text: said[0])
+    later.run()
+    monkeypatch.setattr(choice, "choices", lambda: other)
+    choice.agree(lambda text: said[0], False)
+    assert other.given == other.disk == {}
+    choice.settle(lambda text: said[1])
     Case().run()
     assert other.used == {whole: SECOND} and other.given == {whole: SECOND}
-    fresh = Case()
-    fresh.b, fresh.out = aligned(8, 32).normal_(), aligned(300, 32)
-    fresh.run()
-    assert list(other.used.values()) == [SECOND, FIRST] and other.measured == 0
+    later.run()
+    assert other.used == known.used and list(other.used.values()) == [SECOND, FIRST] and other.measured == 0 and known.measured == 1
 
 
 def test_what_no_checkpoint_of_ours_says_is_not_taken(known: Choices):

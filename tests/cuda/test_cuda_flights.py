@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from support_cuda import interpreted
 
 from sexpgpu.backends.cuda.device import memory_errors
+from sexpgpu.backends.cuda.flight import Fields, Room
 from sexpgpu.diagnostics import SexpError
 
 pytest.importorskip("triton")
@@ -17,6 +19,21 @@ def test_flights(case: str) -> None:
     failures, count = interpreted("flights_in_triton.py", case)
     assert not failures, "\n".join(failures)
     assert count >= 1
+
+
+def test_a_step_lies_alike_wherever_it_stands_in_a_launch() -> None:
+    """How the operands of a product lie decides its algorithm, and so the bits (a step of 384 bytes gave others at its second place)."""
+    shapes = {"image": ((8, 12), torch.float32), "label": ((8,), torch.int32), "on": ((3,), torch.bool), "one": ((), torch.float32), "none": ((0, 4), torch.float32)}
+    room = Room(3, shapes, False)
+    batches = [{n: np.full(shape, step + 1).astype(torch.empty((), dtype=dtype).numpy().dtype) for n, (shape, dtype) in shapes.items()} for step in range(3)]
+    room.stack(batches)
+    fields = Fields(room, torch.device("cpu"))
+    fields.take(room)
+    for name, (shape, dtype) in shapes.items():
+        steps = fields.tensors[name]
+        assert steps.shape == (3, *shape) and steps.dtype == dtype
+        assert all((one.data_ptr() - steps[0].data_ptr()) % 256 == 0 for one in steps)
+        assert all(np.array_equal(one.numpy(), batch[name]) for one, batch in zip(steps, batches, strict=True))
 
 
 @pytest.mark.parametrize("text", [

@@ -48,6 +48,9 @@ def evaluate(results, bindings, kept):
         if node.op.startswith("tensor-product"):
             ops.append(node.op)
             values[node] = kept.call(node, operands)
+        elif node.op == "scatter-add":
+            ops.append(node.op)
+            values[node] = kept.added(node, operands)
         else:
             values[node] = table()[node.op].reference(torch, node, operands)
     assert not kept.left, "an output of a joint launch that nobody took"
@@ -134,6 +137,21 @@ def of_losses(b, seed=3):
     for g in first:
         loss = build("+", loss, dot(g, g))
     return {str(i): g for i, g in enumerate(grad(loss, list(leaf.values())))}
+
+
+def of_forces(b, nodes, senders, receivers, dtype, seed=0):
+    """Positions to edges to a product, and back: rows of 3 added at either end of each edge, their own gradients, and what no product knows."""
+    rng = np.random.default_rng(seed)
+    ends = b.leaf("senders", np.asarray(senders, np.int32), "i32"), b.leaf("receivers", np.asarray(receivers, np.int32), "i32")
+    place, x = b.leaf("place", rng.standard_normal((nodes, 3))), b.leaf("x", rng.standard_normal((nodes, 4, 2)))
+    other = b.leaf("other", rng.integers(0, 4, len(senders)), "i32")
+    w = b.leaf("w", rng.standard_normal((len(senders), 8)))
+    edge = build("-", *(build("gather", place, e, axis=0) for e in ends))
+    y = build("concat", build("sum", build("*", edge, edge), axis=(1,), **{"keep-dims": True}), edge, axis=1)
+    out = build("tensor-product", x, y, w, *ends, **{"l-max": 1})
+    force = grad(dot(out, out), [place])[0]
+    return {"force": force, "again": grad(dot(force, force), [place])[0], "wide": build("scatter-add", build("concat", w, w, w, axis=1), ends[0], axis=0, count=nodes),
+            "apart": build("scatter-add", edge, other, axis=0, count=4), "numbers": build("scatter-add", build("sum", w, axis=(1,)), other, axis=0, count=5)}
 
 
 def of_oracle_graph(name, kept, dtype="f64"):
@@ -231,6 +249,13 @@ def main(what):
             b = Bench(dtype)  # an atom with many edges has several walks
             ends = [0, 1, 1, 1, 1, 1, 1, 1, 2, 3, 3, 3, 3], [1, 1, 1, 1, 1, 1, 0, 1, 0, 1, 3, 3, 3]
             both(f"walks {channels} {dtype} {slots}", b, of_graph(b, 5, *ends, channels), products(dataclasses.replace(BASE, slots=slots)), tolerance)
+        for dtype, tolerance in (("f64", 1e-12), ("f32", 2e-5), ("bf16", 0.03)):
+            b = Bench(dtype)
+            ends = rng.integers(0, 5, 40), np.sort(rng.integers(1, 5, 40))
+            results = of_forces(b, 6, *ends, dtype)
+            one = both(f"forces {dtype}", b, results, products(), tolerance)
+            two = evaluate(results, b.bindings, products())[0]
+            assert all(np.array_equal(one[k], two[k]) for k in one)
         launch.LONGEST = 256
         for name, changes, walk in (
             ("receiver walk", {}, "receiver"), ("edge", {"scatter": "edge"}, None), ("slots", {"slots": 3}, None),

@@ -69,7 +69,9 @@ def test_weights_as_factors():
 
 
 def test_every_plan_gives_the_same_values():
-    assert len(interpreted(HERE / "generated.py", "plans")) == 19
+    rows = interpreted(HERE / "generated.py", "plans")
+    assert len(rows) == 22
+    assert all(r["ops"] - r["joint"] > 7 for r in rows if r["name"].startswith("forces"))  # `scatter-add` by our kernel among them
 
 
 def test_the_benchmark_runs_without_a_gpu(tmp_path):

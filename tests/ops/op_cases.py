@@ -91,10 +91,11 @@ def _attend_grad(of: int, causal: bool, scale: float) -> Callable[..., Any]:
     return gradient
 
 
-def _attend_grad_packed(causal: bool, scale: float) -> Callable[..., Any]:
+def _attend_grad_packed(causal: bool, scale: float, of: int = 0) -> Callable[..., Any]:
     def gradient(*operands: np.ndarray) -> np.ndarray:
-        parts = [np.swapaxes(_attend_grad(of, causal, scale)(*operands), 1, 2) for of in range(3)]
-        return np.concatenate([x.reshape(*x.shape[:2], -1) for x in parts], -1)
+        parts = [np.swapaxes(_attend_grad(which, causal, scale)(*operands), 1, 2) for which in range(3)]
+        packed = np.concatenate([x.reshape(*x.shape[:2], -1) for x in parts], -1)
+        return packed.sum((0, 1)) if of else packed
 
     return gradient
 
@@ -267,7 +268,7 @@ CASES: list[Case] = [
       for of in range(3)),
     *(Case("attend-grad", tuple((shape, "real") for shape in ((2, 1), (2, 3), (4, 3), (4, 1), (2, 1))),
            _attend_grad(of, False, 3**-0.5), {"of": of, "scale": 3**-0.5}) for of in range(3)),
-    Case("attend-grad-packed", (((2, 2, 3, 2), "real"),) * 5, _attend_grad_packed(True, 0.7), {"causal": True, "scale": 0.7}),
+    *(Case("attend-grad-packed", (((2, 2, 3, 2), "real"),) * 5, _attend_grad_packed(True, 0.7, of), {"causal": True, "scale": 0.7, "of": of}) for of in range(2)),
     Case("normalize", (((2, 4), "real"),), _normalize(-1, 1e-5)),
     Case(
         "normalize",

@@ -3,6 +3,9 @@
 For each block of keys one program goes over the queries that see it (gradients of keys and values), and for each block of queries
 one goes over its keys (gradient of queries): seven products for the five of a kernel that adds with atomics (Dao, "FlashAttention-2",
 2023, section 3.1, algorithm 2). Logarithms of the sums of exponents come from the forward pass.
+
+A block's gradient is in registers when it is written, and its sum over the block's rows, in f32 and not rounded, may go out with it: the
+gradient of the bias of the projection that queries, keys and values come from, less an addition of the blocks' rows.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import triton
 import triton.language as tl
 
 from sexpgpu.backends.cuda.prelude import INTERPRETED, from_bf16, round_bf16
+from sexpgpu.passes.epilogues import HEADS
 
 LOG2E = 1.4426950408889634
 #: (queries, keys) of a program's block, warps, stages; for the keys' kernel and the queries': the best of eight each on an H200 at d 64
@@ -77,9 +81,19 @@ def _keys_span(dk, dv, k, v, Q, Ct, Lse, Delta, qt, ct, first, last, n, T, SCALE
 
 
 @triton.jit
-def by_keys(Q, K, V, Ct, Lse, Delta, DK, DV, qb, qh, qt, kb, kh, kt, vb, vh, vt, cb, ch, ct, dkb, dkh, dkt, dvb, dvh, dvt, T, H, SCALE: tl.constexpr,
-            CAUSAL: tl.constexpr, M: tl.constexpr, N: tl.constexpr, D: tl.constexpr, EVEN: tl.constexpr, LOW: tl.constexpr, CPU: tl.constexpr, END: tl.constexpr):
-    """Gradients of a block of keys and values. END: T, where the interpreter needs it as a constant."""
+def _column_sums(x, here, EVEN: tl.constexpr):
+    """Sums of the rows that are there: behind the last key there is a gradient of values."""
+    if EVEN:
+        return tl.sum(x, axis=0)
+    return tl.sum(tl.where(here, x, 0.0), axis=0)
+
+
+@triton.jit
+def by_keys(Q, K, V, Ct, Lse, Delta, DK, DV, Sums, qb, qh, qt, kb, kh, kt, vb, vh, vt, cb, ch, ct, dkb, dkh, dkt, dvb, dvh, dvt, T, H, SCALE: tl.constexpr,
+            CAUSAL: tl.constexpr, M: tl.constexpr, N: tl.constexpr, D: tl.constexpr, EVEN: tl.constexpr, LOW: tl.constexpr, CPU: tl.constexpr, END: tl.constexpr,
+            SUMS: tl.constexpr):
+    """Gradients of a block of keys and values, and with SUMS their sums: Sums [b·blocks 2 h d]. END: T, where the interpreter needs it
+    as a constant."""
     bh = tl.program_id(1).to(tl.int64)
     b, h = bh // H, bh % H
     block = tl.program_id(0)
@@ -99,7 +113,12 @@ def by_keys(Q, K, V, Ct, Lse, Delta, DK, DV, qb, qh, qt, kb, kh, kt, vb, vh, vt,
         whole = tl.minimum(first + N, END)
         dk, dv = _keys_span(dk, dv, k, v, Q, Ct, Lse, Delta, qt, ct, first, whole, n, T, SCALE, M, D, True, EVEN, LOW, CPU)
     dk, dv = _keys_span(dk, dv, k, v, Q, Ct, Lse, Delta, qt, ct, whole, END, n, T, SCALE, M, D, False, EVEN, LOW, CPU)
-    tl.store(DK + b * dkb + h * dkh + n[:, None] * dkt + d[None, :], (dk * SCALE).to(DK.dtype.element_ty), mask=here)
+    dk *= SCALE
+    if SUMS:
+        row = Sums + ((b * tl.num_programs(0) + block) * 2 * H + h) * D + d
+        tl.store(row, _column_sums(dk, here, EVEN))
+        tl.store(row + H * D, _column_sums(dv, here, EVEN))
+    tl.store(DK + b * dkb + h * dkh + n[:, None] * dkt + d[None, :], dk.to(DK.dtype.element_ty), mask=here)
     tl.store(DV + b * dvb + h * dvh + n[:, None] * dvt + d[None, :], dv.to(DV.dtype.element_ty), mask=here)
 
 
@@ -127,9 +146,9 @@ def _queries_span(dq, q, g, lse, delta, K, V, kt, vt, first, last, m, T, SCALE: 
 
 
 @triton.jit
-def by_queries(Q, K, V, Ct, Lse, Delta, DQ, qb, qh, qt, kb, kh, kt, vb, vh, vt, cb, ch, ct, dqb, dqh, dqt, T, H, SCALE: tl.constexpr, CAUSAL: tl.constexpr,
-               M: tl.constexpr, N: tl.constexpr, D: tl.constexpr, EVEN: tl.constexpr, LOW: tl.constexpr, CPU: tl.constexpr, END: tl.constexpr):
-    """The gradient of a block of queries."""
+def by_queries(Q, K, V, Ct, Lse, Delta, DQ, Sums, qb, qh, qt, kb, kh, kt, vb, vh, vt, cb, ch, ct, dqb, dqh, dqt, T, H, SCALE: tl.constexpr, CAUSAL: tl.constexpr,
+               M: tl.constexpr, N: tl.constexpr, D: tl.constexpr, EVEN: tl.constexpr, LOW: tl.constexpr, CPU: tl.constexpr, END: tl.constexpr, SUMS: tl.constexpr):
+    """The gradient of a block of queries, and with SUMS its sums: Sums [b·blocks h d]."""
     bh = tl.program_id(1).to(tl.int64)
     b, h = bh // H, bh % H
     block = tl.program_id(0)
@@ -149,7 +168,15 @@ def by_queries(Q, K, V, Ct, Lse, Delta, DQ, qb, qh, qt, kb, kh, kt, vb, vh, vt, 
         stop = tl.minimum(whole + M, END)
         dq = _queries_span(dq, q, g, lse, delta, K, V, kt, vt, whole, stop, m, T, SCALE, N, D, True, EVEN, LOW, CPU)
     dq = _queries_span(dq, q, g, lse, delta, K, V, kt, vt, 0, whole, m, T, SCALE, N, D, False, EVEN, LOW, CPU)
-    tl.store(DQ + b * dqb + h * dqh + m[:, None] * dqt + d[None, :], (dq * SCALE).to(DQ.dtype.element_ty), mask=here[:, None])
+    dq *= SCALE
+    if SUMS:
+        tl.store(Sums + ((b * tl.num_programs(0) + block) * H + h) * D + d, _column_sums(dq, here[:, None], EVEN))
+    tl.store(DQ + b * dqb + h * dqh + m[:, None] * dqt + d[None, :], dq.to(DQ.dtype.element_ty), mask=here[:, None])
+
+
+def partial_sums(b: int, h: int, t: int, d: int, keys: tuple[int, ...] = KEYS, queries: tuple[int, ...] = QUERIES) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Shapes [blocks elements] of the sums that `backward` leaves: of the gradients by queries, and by keys and values side by side."""
+    return (b * -(-t // queries[0]), h * d), (b * -(-t // keys[1]), 2 * h * d)
 
 
 def fits(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
@@ -158,14 +185,15 @@ def fits(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
         q.dim() == 4
         and q.dtype in (torch.bfloat16, torch.float16)
         and q.shape == k.shape == v.shape
-        and q.shape[-1] in (16, 32, 64, 128)
+        and q.shape[-1] in HEADS
         and all(x.stride(-1) == 1 for x in (q, k, v))
     )
 
 
 def backward(ct: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, grads: tuple[Any, Any, Any], causal: bool, scale: float,
-             keys: tuple[int, int, int, int] = KEYS, queries: tuple[int, int, int, int] = QUERIES) -> None:
-    """Gradients by queries, keys and values into `grads` [b h t d], each of any strides with the last 1. lse: [b h t] f32."""
+             keys: tuple[int, int, int, int] = KEYS, queries: tuple[int, int, int, int] = QUERIES, sums: tuple[Any, ...] = ()) -> None:
+    """Gradients by queries, keys and values into `grads` [b h t d], each of any strides with the last 1. lse: [b h t] f32. sums: of
+    `partial_sums`, f32, where they are wanted."""
     b, h, t, d = q.shape
     ct = ct if ct.stride(-1) == 1 else ct.contiguous()
     out = out if out.stride(-1) == 1 else out.contiguous()
@@ -175,12 +203,13 @@ def backward(ct: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, grads: tuple[A
     dq, dk, dv = grads
     rows = 64
     inner[(-(-t // rows), b * h)](out, ct, delta, *out.stride()[:3], *ct.stride()[:3], t, h, rows, d, low, INTERPRETED, num_warps=4)
+    by_q, by_kv = sums or (delta, delta)  # no kernel touches what it makes no sums for
     shared = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *ct.stride()[:3])
     m, n, warps, stages = keys
     even = t % m == 0 and t % n == 0
-    by_keys[(-(-t // n), b * h)](q, k, v, ct, lse, delta, dk, dv, *shared, *dk.stride()[:3], *dv.stride()[:3], t, h, scale, causal, m, n, d, even, low, INTERPRETED, t,
-                                num_warps=warps, num_stages=stages)
+    by_keys[(-(-t // n), b * h)](q, k, v, ct, lse, delta, dk, dv, by_kv, *shared, *dk.stride()[:3], *dv.stride()[:3], t, h, scale, causal, m, n, d, even, low, INTERPRETED, t,
+                                bool(sums), num_warps=warps, num_stages=stages)
     m, n, warps, stages = queries
     even = t % m == 0 and t % n == 0
-    by_queries[(-(-t // m), b * h)](q, k, v, ct, lse, delta, dq, *shared, *dq.stride()[:3], t, h, scale, causal, m, n, d, even, low, INTERPRETED, t,
-                                   num_warps=warps, num_stages=stages)
+    by_queries[(-(-t // m), b * h)](q, k, v, ct, lse, delta, dq, by_q, *shared, *dq.stride()[:3], t, h, scale, causal, m, n, d, even, low, INTERPRETED, t,
+                                   bool(sums), num_warps=warps, num_stages=stages)

@@ -50,6 +50,8 @@ class Switch:
 
     epilogues: frozenset[str] = frozenset(KINDS) - {"residual"}
     products: bool = True
+    passes: bool = True  # gelu's gradient, with its sum over rows, in a kernel of its own where that is faster than epilogues
+    tall: bool = True  # f32 products of many rows by our kernels, as three of TF32 parts (`tall.py`); else by torch
     aside: bool = True  # small products that nothing waits for run on a stream of their own
 
 
@@ -197,14 +199,25 @@ def take(kernels: Mapping[str, Any]) -> None:
         choices().take(kernels)
 
 
-def agree(tell: Callable[[str], str]) -> None:
-    """Of several ranks: all take rank 0's choices, and measure nothing, as each would choose for itself. `tell`: rank 0's text, for
-    every rank that asks."""
+def agree(tell: Callable[[str], str], first: bool) -> None:
+    """Of several ranks, before the first step: all take what rank 0 knows, and `first`, rank 0, alone goes on measuring, as each would
+    choose for itself. `tell`: rank 0's text, for every rank that asks."""
     known = choices() if _reached() else None
-    told = tell(json.dumps({**known.disk, **known.given} if known is not None else {}))
-    if known is not None:
+    _settled(tell(json.dumps({**known.disk, **known.given} if known is not None else {})), measures=first)
+
+
+def settle(tell: Callable[[str], str]) -> None:
+    """Once rank 0 has been through a step alone: all take what it took, and nothing is measured any more. A product that comes later
+    takes the library's first proposal, which is the same on every rank."""
+    known = choices() if _reached() else None
+    _settled(tell(json.dumps({**known.given, **known.used} if known is not None else {})), measures=False)
+
+
+def _settled(told: str, measures: bool) -> None:
+    if _reached():
+        known = choices()
         known.given = {k: v for k, v in json.loads(told).items() if _sound(k, v)}
-        known.disk, known.measures = {}, False
+        known.disk, known.measures = {}, measures
 
 
 def lines() -> list[str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import reduce
 
 from sexpgpu.ir import Node, Origins
 from sexpgpu.ops import table
@@ -27,18 +28,29 @@ _LOADS = {"bf16": "from_bf16", "f16": "from_f16", "bool": "from_bool"}
 _STORES = {"bf16": "to_bf16", "f16": "to_f16", "bool": "to_bool"}
 
 
+PROCESSORS = 132
+APART = 512  # columns from which rows are cut into tiles side by side
+LARGE = 1 << 22  # elements from which a kernel of sums over rows is cut for the memory's speed, and not to have many programs
 FEW = 2  # blocks of rows that one program sums, so that no other launch puts partial sums together
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """How a kernel is cut: rows and columns of a program, programs that share the rows, warps."""
+    """How a kernel is cut: rows and columns of a tile, programs that share the rows, warps; and how many tiles side by side a program
+    takes (`pieces`). Tiles of 128 columns a warp give every thread four neighbours: f32 and bf16 then lie alike in registers, where
+    wider ones make Triton bring what it stores into another order through shared memory."""
 
     rows: int
     columns: int
     splits: int
     warps: int = 4
     stages: int = 1
+    pieces: int = 1
+
+    @property
+    def across(self) -> int:
+        """Columns of a program."""
+        return self.columns * self.pieces
 
 
 @dataclass
@@ -94,11 +106,24 @@ def choose_blocks(kernel: Kernel, device: str) -> Blocks:
             return Blocks(1, min(next_power(size), 1 << 16), 2 if sums and size > 1 << 16 else 1)
         high = 1 if kind == "long" else max(1, min(next_power(rows), (1 << 16) // wide))
         return Blocks(high, wide if kind != "long" else 4096, 2 if sums and rows > 2 * high else 1)
+    if kind == "rows" and columns >= APART:
+        return _wide_rows(rows, columns, sums)
     return _gpu_blocks(kind, rows, columns, sums)
 
 
+def _wide_rows(rows: int, columns: int, sums: bool) -> Blocks:
+    """One row at a time, four neighbours a thread in each of some tiles side by side, and few warps: what is done once a row, in every
+    thread, then weighs little, sums along a row stay within a warp or two, and no tile is wider than the row needs."""
+    warps = _warps(columns, 384 if sums else 768)
+    wide = 128 * warps
+    pieces = -(-columns // wide)
+    if not sums:
+        return Blocks(1, wide, 1, warps, 1, pieces)
+    return Blocks(1, wide, min(6 * PROCESSORS, rows) if rows > FEW else 1, warps, 1, pieces)
+
+
 def _gpu_blocks(kind: str, rows: int, columns: int, sums: bool) -> Blocks:
-    processors = 132
+    processors = PROCESSORS
     if kind == "flat":
         size = rows * columns
         wide = min(1024, next_power(size))
@@ -118,6 +143,8 @@ def _gpu_blocks(kind: str, rows: int, columns: int, sums: bool) -> Blocks:
         return Blocks(high, wide, 1, _warps(high * wide, 1024 if wide <= 2048 else 512))
     if kind == "long":  # few rows at once, so that the second pass finds its row in the cache
         return Blocks(1, min(4096, next_power(columns)), 1, 8)
+    if rows * columns >= LARGE:
+        return _tall(rows, columns)
     wide = min(64, next_power(columns))
     high = max(1, min(next_power(rows), 4096 // wide))
     across = -(-columns // wide)
@@ -125,9 +152,18 @@ def _gpu_blocks(kind: str, rows: int, columns: int, sums: bool) -> Blocks:
     return Blocks(high, wide, max(1, min(blocks, -(-16 * processors // across))) if blocks > FEW else 1, 4, 3 if blocks > 4 else 1)
 
 
+def _tall(rows: int, columns: int) -> Blocks:
+    """Sums over many rows: tiles of 2,048 elements, sixteen a thread, so that 8 programs fit on a processor with what they keep in
+    registers; as wide as columns allow, as a row of 256 is 512 bytes in one piece; and all programs at once."""
+    wide = next(w for w in (256, 128, 64) if columns % w == 0 or w == 64)
+    high = 2048 // wide
+    across, blocks = -(-columns // wide), -(-rows // high)
+    return Blocks(high, wide, max(1, min(blocks, 8 * PROCESSORS // across)), 4, 3)
+
+
 def _warps(elements: int, each: int) -> int:
     """Warps that take `each` elements apiece: 1 to 16."""
-    return max(1, min(16, next_power(elements // each)))
+    return max(1, min(16, next_power(-(-elements // each))))
 
 
 def kernel_name(kernel: Kernel, origins: Origins | None) -> str:
@@ -169,11 +205,13 @@ class Emitter:
         self.axes: dict[str, tuple[bool, bool]] = {}  # name -> depends on (rows, columns)
         self.done: dict[Node, str] = {}
         self.places: dict[Node, set[Expr]] = {}  # what is read -> where
+        self.loads: dict[Node, int] = {}  # and how often: a second time it may have been stored over
         self.count = 0
         self.eighths = False  # whether every eighth column is named too
         self.wide = any(n.type.size >= 1 << 31 for n in (*kernel.reads, *kernel.stores)) or self.rows * self.columns >= 1 << 31
         self.partials: dict[Node, tuple[int, int]] = {}
-        self.masks = (self.rows % blocks.rows != 0, self.columns % blocks.columns != 0)
+        self.masks = (self.rows % blocks.rows != 0, self.columns % blocks.across != 0)
+        self.columned: set[str] = set()  # sums by columns, of which each piece has its own
 
     # --- arguments ---
 
@@ -241,6 +279,7 @@ class Emitter:
             return self.put(total if self.kind == "rows" else f"tl.sum({total})", (False, False), key)
         place = place_of(node, index)
         self.places.setdefault(node, set()).add(place)
+        self.loads[node] = self.loads.get(node, 0) + 1
         axes = self.spread(place)
         for mask in extra:
             axes = tuple(a or b for a, b in zip(axes, self.axes[mask], strict=True))  # type: ignore[assignment]
@@ -274,6 +313,10 @@ class Emitter:
             return special(node, index, extra, key)
         if op in DRAWS:
             return self._draw(node, index, key)
+        by = _divisor(node)
+        if by is not None:
+            name = self.value(node.inputs[0], aligned(index, node.inputs[0].type.shape), extra)
+            return self.put(f"{name} * {1 / by!r}", self.axes[name], key)
         names = [self.value(x, aligned(index, x.type.shape), extra) for x in node.inputs]
         return self.put(self.pointwise(node, names), self.join(names), key)
 
@@ -406,7 +449,10 @@ class Emitter:
         how = form(unit, False)
         name = self.value(body, index)
         if how == "row":
-            found = self.put(_reduce(unit, self.masked(name, unit), 1), (True, False))
+            tile = self.masked(name, unit)
+            if unit.type.dtype == "bool":
+                tile = f"({tile}).to(tl.int32)"
+            found = self.put(_reduce(unit, _all_pieces(_combine(unit), tile), 1), (True, False))
             self.done[unit] = found
             if unit in self.kernel.stores:
                 self.store(unit, found)
@@ -435,12 +481,10 @@ class Emitter:
         """A sum over rows: kept across the loop, given out as one partial a program."""
         acc = f"a{self.count}"
         self.count += 1
-        shape = f"(1, {self.blocks.columns})" if how == "column" else f"({self.blocks.rows}, {self.blocks.columns})"
-        self.head.append(f"{acc} = tl.full({shape}, {_identity(unit)}, {_accumulator(unit)})")
-        tile = f"{self.masked(name, unit)}.to({_accumulator(unit)})"
         if how == "column":
-            tile = _reduce(unit, tile, 0)
-        self.body.append(f"{acc} = {_combine(unit)}({acc}, {tile})")
+            self.columned.add(acc)
+        self.head.append(f"{acc} = tl.full(({self.blocks.rows}, {self.blocks.columns}), {_identity(unit)}, {_accumulator(unit)})")
+        self.body.append(f"{acc} = {_combine(unit)}({acc}, {self.masked(name, unit)}.to({_accumulator(unit)}))")
         elements = self.columns if how == "column" else 1
         programs = self.programs(how)
         self.partials[unit] = (programs, elements)
@@ -449,7 +493,8 @@ class Emitter:
         if how == "column":
             place = f"split * {self.columns} + c" if programs > 1 else "c"
             mask = ", mask=cm" if self.masks[1] else ""
-            self.tail.append(f"tl.store({pointer} + ({place}), {convert}{acc}){mask})")
+            sums = acc if self.blocks.rows == 1 else _reduce(unit, acc, 0)
+            self.tail.append(f"tl.store({pointer} + ({place}), {convert}{sums}){mask})")
         else:
             number = "(split * tl.num_programs(0) + tl.program_id(0))" if self.kind == "columns" else "split"
             place = f"{number} + tl.zeros((1, 1), tl.int32)" if programs > 1 else "tl.zeros((1, 1), tl.int32)"
@@ -458,7 +503,7 @@ class Emitter:
 
     def programs(self, how: str) -> int:
         if how == "total" and self.kind == "columns":
-            return self.blocks.splits * -(-self.columns // self.blocks.columns)
+            return self.blocks.splits * -(-self.columns // self.blocks.across)
         return self.blocks.splits
 
     # --- the whole ---
@@ -470,35 +515,38 @@ class Emitter:
             for unit in self.kernel.units:
                 self.unit(unit)
             lines, grid = self._loop()
+            lines = self._pieces(lines)
         parameters = ", ".join(f"p{i}" for i in range(len(self.arguments)))
         source = f"@triton.jit\ndef {self.name}({parameters}):\n" + "".join(f"    {line}\n" for line in lines)
         here = self.r * self.columns + self.c
-        aligned = frozenset(node for node, places in self.places.items() if places == {here}) if self.kind != "long" else frozenset()
+        aligned = frozenset(node for node, places in self.places.items() if places == {here} and self.loads[node] == 1) if self.kind != "long" else frozenset()
         return Emitted(self.name, source, self.arguments, grid, self.blocks.warps, aligned, self.partials)
 
     def _loop(self) -> tuple[list[str], tuple[int, int]]:
         """One program of kinds flat, rows and columns."""
         b, wide = self.blocks, ".to(tl.int64)" if self.wide else ""
         row_blocks = -(-self.rows // b.rows)
-        column_blocks = -(-self.columns // b.columns)
+        column_blocks = -(-self.columns // b.across)
         arange_r = f"tl.arange(0, {b.rows})[:, None]"
         arange_c = f"tl.arange(0, {b.columns})[None, :]{wide}"  # times a stride it may pass 2^31 too
+        if b.pieces > 1:
+            arange_c = f"{_PIECE} * {b.columns} + {arange_c}"
         lines: list[str] = []
         loop = ""
         if self.kind == "flat":
             if self.partials:
                 lines.append("split = tl.program_id(0)")
                 loop, steps = self._range(column_blocks), b.splits
-                inner = [f"c = block{wide} * {b.columns} + {arange_c}", *self._cm()]
+                inner = [f"c = block{wide} * {b.across} + {arange_c}", *self._cm()]
                 inner += self._hoisted()
             else:
                 steps = column_blocks
-                lines += [f"c = tl.program_id(0){wide} * {b.columns} + {arange_c}", *self._cm(), *self.head]
+                lines += [f"c = tl.program_id(0){wide} * {b.across} + {arange_c}", *self._cm(), *self.head]
                 inner = []
             grid = (steps, 1)
         elif self.kind == "rows":
             lines += [f"c = {arange_c}", *self._cm()]
-            if self.partials:
+            if self.partials or b.splits > 1:
                 lines += ["split = tl.program_id(0)", *self.head]
                 loop = self._range(row_blocks)
                 inner = [f"r = block{wide} * {b.rows} + {arange_r}", *self._rm()]
@@ -507,7 +555,7 @@ class Emitter:
                 lines += [*self.head, f"r = tl.program_id(0){wide} * {b.rows} + {arange_r}", *self._rm()]
                 inner, grid = [], (row_blocks, 1)
         else:
-            lines += ["split = tl.program_id(1)", f"c = tl.program_id(0){wide} * {b.columns} + {arange_c}", *self._cm(), *self.head]
+            lines += ["split = tl.program_id(1)", f"c = tl.program_id(0){wide} * {b.across} + {arange_c}", *self._cm(), *self.head]
             loop = self._range(row_blocks)
             inner = [f"r = block{wide} * {b.rows} + {arange_r}", *self._rm()]
             grid = (column_blocks, b.splits)
@@ -520,6 +568,26 @@ class Emitter:
         else:
             lines += content
         return lines + self.tail, grid
+
+    def _pieces(self, lines: list[str]) -> list[str]:
+        """The lines with those that depend on columns once for each tile side by side, and reductions over all of these."""
+        columned = {"c", "cm", "c8", *self.columned, *(name for name, axes in self.axes.items() if axes[1])}
+        count = self.blocks.pieces
+
+        def of(text: str, piece: int) -> str:
+            if count == 1:
+                return text
+            return _NAME.sub(lambda m: f"{m[0]}_{piece}" if m[0] in columned else m[0], text).replace(_PIECE, str(piece))
+
+        def together(found: re.Match[str]) -> str:
+            return reduce(lambda a, b: f"{found[1]}({a}, {b})", (of(found[2], piece) for piece in range(count)))
+
+        made: list[str] = []
+        for line in lines:
+            line = _TOGETHER.sub(together, line) if _OPEN in line else line
+            many = count > 1 and any(name in columned for name in _NAME.findall(line))
+            made += [of(line, piece) for piece in range(count)] if many else [line]
+        return made
 
     def _range(self, blocks: int) -> str:
         if self.blocks.stages > 1:
@@ -640,6 +708,16 @@ class Emitter:
         return levels
 
 
+_PIECE, _OPEN, _CLOSE = "PIECE", "⟦", "⟧"  # which of the tiles side by side; what is reduced over all of them
+_NAME = re.compile(r"\b(?:[va]\d+|c8|cm|c)\b")
+_TOGETHER = re.compile(f"{_OPEN}(\\w+) ([^{_CLOSE}]*){_CLOSE}")
+
+
+def _all_pieces(combine: str, tile: str) -> str:
+    """What `Emitter._pieces` makes one tile of, by the function `combine`."""
+    return f"{_OPEN}{combine} {tile}{_CLOSE}"
+
+
 def _reduce(unit: Node, tile: str, axis: int) -> str:
     function = {"sum": "row_sum", "reduce-max": "row_max", "reduce-min": "row_min", "reduce-all": "row_min", "reduce-any": "row_max", "prod": "row_prod"}[unit.op]
     if unit.op in ("reduce-max", "reduce-min") and not unit.type.is_float:
@@ -694,6 +772,18 @@ def _literal_of(value: float, dtype: str) -> str:
 
 def _literal(node: Node) -> str:
     return _literal_of(node.attrs["value"], node.type.dtype)
+
+
+def _divisor(node: Node) -> float | None:
+    """The number by which an f32 value is divided, if its reciprocal may be taken instead: to 1.5 ulp, where the device's own division of
+    f32 gives 2 and takes a dozen instructions."""
+    if node.op != "/" or node.type.dtype != "f32":
+        return None
+    by = node.inputs[1]
+    while by.op in PLAIN:
+        by = by.inputs[0]
+    value = by.attrs["value"] if by.op == "constant" else 0.0
+    return float(value) if 2.0**-100 < abs(value) < 2.0**100 else None
 
 
 def _zero(node: Node) -> str:

@@ -9,7 +9,6 @@ batches have other capacities replay other graphs, and still meet in the same su
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -79,7 +78,8 @@ class Exchange:
         self.buckets = buckets(arena.lines, lambda name: first.final(GRADIENT + name), BUCKET)
         self.silent = False  # sums are left out
         self._met = False  # the ranks have rehearsed together
-        self._stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
+        #: before the launches' where both could go on: what the other ranks wait for is the shorter work
+        self._stream = torch.cuda.Stream(self.device, priority=-1) if self.device.type == "cuda" else None
         self._kept: list[torch.Tensor] = []
         self._began = torch.zeros(1, dtype=torch.int64, device=self.device)
         self._origins, self._deterministic = origins, deterministic
@@ -92,9 +92,13 @@ class Exchange:
         return 2 * widest if self.team.wire == "bf16" else 0
 
     def follow(self) -> None:
-        """Before the first launches are made: ranks other than 0 wait until it has compiled and rehearsed, and take its choices."""
-        if self._stream is not None and not self._met and self.team.rank:
-            choice.take(json.loads(self.team.tell("")))
+        """Before the first launches are made: all take the choices that rank 0 knows, and the others wait until it has compiled and
+        rehearsed, and take those that it made there."""
+        if self._stream is None or self._met:
+            return
+        choice.agree(self.team.tell, self.team.rank == 0)
+        if self.team.rank:
+            choice.settle(self.team.tell)
 
     def rehearsal(self, work: Callable[[], None]) -> Callable[[], None]:
         """What is done before `work` is captured. The first time all ranks do it, so that they are connected: rank 0 alone first, which
@@ -115,7 +119,7 @@ class Exchange:
             self._met = True
             if self.team.rank == 0:
                 quietly()
-                self.team.tell(json.dumps(choice.used()))
+                choice.settle(self.team.tell)
             work()
 
         return rehearse

@@ -18,6 +18,7 @@ from sexpgpu.backends.cuda.emit import Emitted, Emitter, choose_blocks, kernel_n
 from sexpgpu.backends.interpreter.dtypes import TORCH
 from sexpgpu.ir import DTYPES, Node, Origins
 from sexpgpu.ops import build, table
+from sexpgpu.ops.helpers import total
 from sexpgpu.ops.linear_entropy import LOSS
 from sexpgpu.passes.chains import chains
 from sexpgpu.passes.epilogues import Decision, epilogues
@@ -29,9 +30,11 @@ from sexpgpu.passes.schedule.decompose import decompose
 from sexpgpu.passes.schedule.fuse import Call, Kernel, Launch, Operand, Schedule, fuse, original, parts_of
 from sexpgpu.passes.schedule.fuse import beside as join_schedules
 from sexpgpu.passes.schedule.memory import Life, Plan, plan
+from sexpgpu.passes.schedule.over import stored_over
 from sexpgpu.passes.schedule.recompute import recompute
 from sexpgpu.passes.schedule.repeat import repeat
 from sexpgpu.passes.schedule.views import layout
+from sexpgpu.passes.slopes import slopes
 
 PARTS = 2048  # partial sums that a kernel of one element adds up
 
@@ -91,6 +94,9 @@ class Compiled:
 
     def _apart(self, node: Node, inputs: tuple[Node, ...]) -> Node | None:
         """Of what is watched: a total that is put together at the end, or never, is computed once more, under a name of its own."""
+        if node in self.late and library.partials(node):
+            rows = build(node.op, *inputs, **{**node.attrs, "of": 0})
+            return total(build("cast", rows, dtype=node.type.dtype), tuple(range(rows.type.rank - 1)), keep=False)
         if node in self.late or node in self.parts:
             return rebuild(node, (build("stop-gradient", inputs[0]), *inputs[1:]))
         return None
@@ -114,14 +120,17 @@ class Compiled:
             node = self.results[name]
             if node not in self.placed and node in self.schedule.kept and name not in hazards and layout(node) is None:
                 self.placed[node] = name
-        self.plan: Plan = plan(self._lives())
+        lives = self._lives()
+        #: what a kernel stores -> the value in whose place, as it reads that for the last time
+        self.over = stored_over(self.schedule.launches, lives, lambda kernel: self.emitted[kernel].aligned if kernel in self.emitted else frozenset())
+        self.plan: Plan = plan(lives, self.over)
 
     def _joint(self) -> dict[Node, tuple[int, dict[int, Node]]]:
-        """Node of `library.JOINT` -> the launch that makes it, the first of those over the same operands; and their nodes by number."""
+        """Node of `library.JOINT` or `PUT` -> the launch that makes it, the first of those over the same operands; and their nodes by number."""
         groups: dict[Any, tuple[int, dict[int, Node]]] = {}
         found = {}
         for i, launch in enumerate(self.schedule.launches):
-            for stored in launch.stores if isinstance(launch, Call) and launch.node.op in library.JOINT else ():
+            for stored in launch.stores if isinstance(launch, Call) and (launch.node.op in library.JOINT or launch.node.op in library.PUT) else ():
                 node = original(stored)  # a second run has results of its own
                 found[stored] = groups.setdefault((parts_of(node), stored is node), (i, {}))
                 found[stored][1][node.attrs.get("of", LOSS)] = stored
@@ -146,7 +155,8 @@ class Compiled:
 
     def _late(self, schedule: Schedule) -> set[Node]:
         read = {original(base) for launch in schedule.launches for base in launch.reads}
-        return {
+        calls = {node for launch in schedule.launches if isinstance(launch, Call) for node in launch.stores}
+        return {node for node in calls - read if library.partials(node)} | {
             unit
             for launch in schedule.launches
             if isinstance(launch, Kernel) and launch in self.emitted
@@ -187,6 +197,9 @@ class Compiled:
                     continue
                 first = self.joint[node][0] if node in self.joint else i
                 lives[node] = Life(max(1, node.type.bytes), first, end if node in kept else last.get(node, i))
+            for node in launch.stores if isinstance(launch, Call) else ():
+                if shapes := library.partials(node):
+                    lives["partial", node] = Life(4 * sum(rows * elements for rows, elements in shapes), self.joint[node][0], end if node in self.late else i)
             if isinstance(launch, Call) and launch.node.op in library.SCRATCH and self.joint[launch.stores[0]][0] == i:
                 lives["scratch", launch.stores[0]] = Life(library.SCRATCH[launch.node.op](launch.node), i, i)
             if launch in self.emitted:
@@ -229,7 +242,8 @@ class Compiled:
 
 def _lowered(results: Mapping[str, Node], origins: Origins | None) -> tuple[dict[str, Node], list[Decision]]:
     found = chains(products(rank_maps(join(decompose(results, origins), origins), origins), origins), origins)
-    return epilogues(found, choice.SWITCH.epilogues, origins)
+    found, decisions = epilogues(found, choice.SWITCH.epilogues, origins, choice.SWITCH.passes)
+    return slopes(found, origins), decisions
 
 
 class Bound:
@@ -252,7 +266,7 @@ class Bound:
                 shape = key.type.shape if order is None else tuple(key.type.shape[a] for a in order)
                 self.values[key] = self._view(start, shape, TORCH[key.type.dtype])
         self.work: list[Callable[[], None]] = []
-        self._owed: list[tuple[Node, torch.Tensor]] = []
+        self._owed: list[tuple[torch.Tensor, torch.Tensor]] = []  # a vector and the partial sums that make it
         self._wanted: list[modules.Wanted] = []
         self._last = self._last_uses()
         self._aside: set[int] = set()  # numbers of works
@@ -283,10 +297,10 @@ class Bound:
         finish = modules.by_hand("finish")
         wide = 128
         rows = []
-        for unit, parts in self._owed:
+        for vector, parts in self._owed:
             count, elements = parts.shape
             for start in range(0, elements, wide):
-                rows.append([parts.data_ptr(), count, elements, start, self.values[unit].data_ptr(), 0])
+                rows.append([parts.data_ptr(), count, elements, start, vector.data_ptr(), 0])
         table = torch.tensor(rows, dtype=torch.int64, device=self.device)
         high = 32 if self.device.type == "cuda" else 256
 
@@ -346,13 +360,20 @@ class Bound:
             self._wanted += library.AHEAD[node.op](node)
         if stored in self.compiled.joint:
             first, members = self.compiled.joint[stored]
-            make = library.JOINT[node.op]
+            make = self.library.put if node.op in library.PUT else library.JOINT[node.op]
             room = self.compiled.plan.offsets.get(("scratch", stored))
-            more = () if room is None else (self._view(room, (library.SCRATCH[node.op](node),), torch.uint8),)
+            more: tuple[Any, ...] = () if room is None else (self._view(room, (library.SCRATCH[node.op](node),), torch.uint8),)
+            sums = [pair for member in members.values() for pair in self._partials(member)]
+            now = [] if any(member in self.compiled.late for member in members.values()) else sums
+            if number == first:
+                self._owed += [] if now else sums
+            more += ([part for _, part in sums],) if sums else ()
 
             def together() -> None:
                 if number == first:
                     make(node, [self._operand(o) for o in launch.operands], {of: self.values[member] for of, member in members.items()}, *more)
+                    for vector, part in now:
+                        torch.sum(part, 0, out=vector)
                 for gone in dead:
                     self.values.pop(gone, None)
 
@@ -362,8 +383,6 @@ class Bound:
             operands = [self._operand(o) for o in launch.operands]
             if function is not None:
                 function(node, *operands, self.values[stored])
-            elif node.op in library.PUT:
-                self.library.put(node, operands, self.values[stored])
             elif stored in self.compiled.placed:
                 self.values[stored].copy_(library.call(node, operands, self.device, self.library))
             else:
@@ -372,6 +391,15 @@ class Bound:
                 self.values.pop(gone, None)
 
         return run
+
+    def _partials(self, node: Node) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Of a call's result that it leaves as partial sums: each piece of it, and its partial sums."""
+        found = []
+        place, start = self.compiled.plan.offsets.get(("partial", node), 0), 0
+        for rows, elements in library.partials(node):
+            found.append((self.values[node][start : start + elements], self._view(place, (rows, elements), torch.float32)))
+            place, start = place + 4 * rows * elements, start + elements
+        return found
 
     def _kernel(self, launch: Kernel) -> list[Callable[[], None]]:
         emitted = self.compiled.emitted[launch]
@@ -388,7 +416,7 @@ class Bound:
 
         late_sums = self.compiled.late
         now = {unit: tensor for unit, tensor in partials.items() if unit not in late_sums and unit not in self.compiled.parts}
-        self._owed += [(unit, tensor) for unit, tensor in partials.items() if unit in late_sums and unit not in again]
+        self._owed += [(self.values[unit], tensor) for unit, tensor in partials.items() if unit in late_sums and unit not in again]
 
         def arguments() -> list[Any]:
             found = []

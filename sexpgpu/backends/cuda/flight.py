@@ -15,6 +15,7 @@ from sexpgpu.passes.bounds import BAD
 
 INDEX = "index"  # of Result.fell: an index of the step was out of range
 ROOMS = 5  # that are handed out in turn: two of launches in the air, three that are filled for the next
+LINE = 256  # bytes
 STAGED = 1 << 20  # bytes of a launch's batches from which their way to the device runs beside the steps before
 
 
@@ -125,13 +126,37 @@ class Report:
         return self.send().read()
 
 
+class Lines:
+    """Memory for the batches of some steps, each from a place that is a multiple of `LINE`: how a matrix lies decides which algorithm
+    multiplies it, and a step must take the same wherever it stands in a launch. `bytes`: field -> [steps, bytes]; `tensors`: field ->
+    [steps batch …] in it."""
+
+    def __init__(self, count: int, shapes: Mapping[str, tuple[tuple[int, ...], torch.dtype]], device: torch.device | None = None, pinned: bool = False):
+        self.shapes = dict(shapes)
+        self.bytes: dict[str, torch.Tensor] = {}
+        self.tensors: dict[str, torch.Tensor] = {}
+        for name, (shape, dtype) in shapes.items():
+            size = math.prod(shape) * dtype.itemsize
+            self.bytes[name] = torch.empty((count, max(1, -(-size // LINE)) * LINE), dtype=torch.uint8, device=device, pin_memory=pinned)
+            self.tensors[name] = self.bytes[name][:, :size].view(dtype).view(count, *shape)
+
+    @property
+    def size(self) -> int:
+        return sum(t.nbytes for t in self.bytes.values())
+
+    def take(self, other: Lines) -> None:
+        """The bytes of others of these shapes, on the current stream."""
+        for name, tensor in self.bytes.items():
+            tensor.copy_(other.bytes[name], non_blocking=True)
+
+
 class Room(list):
     """Host memory, pinned where there is a device, for the batches of one launch: {field: array} for each of its steps, to be filled
-    in place. `tensors`: field -> all of them, [steps batch …]."""
+    in place."""
 
     def __init__(self, count: int, shapes: Mapping[str, tuple[tuple[int, ...], torch.dtype]], pinned: bool):
-        self.tensors = {n: torch.empty((count, *shape), dtype=dtype, pin_memory=pinned) for n, (shape, dtype) in shapes.items()}
-        arrays = {n: t.numpy() for n, t in self.tensors.items()}
+        self.lines = Lines(count, shapes, pinned=pinned)
+        arrays = {n: t.numpy() for n, t in self.lines.tensors.items()}
         super().__init__({n: a[i] for n, a in arrays.items()} for i in range(count))
         self.flight: InFlight | None = None  # that took it with it
 
@@ -154,28 +179,27 @@ class Fields:
     """
 
     def __init__(self, room: Room, device: torch.device):
-        self.tensors = {n: torch.empty_like(t, device=device) for n, t in room.tensors.items()}
-        self.stage: dict[str, torch.Tensor] | None = None
-        if device.type == "cuda" and sum(t.nbytes for t in room.tensors.values()) >= STAGED:
-            self.stage = {n: torch.empty_like(t) for n, t in self.tensors.items()}
-            self.stream = torch.cuda.Stream()
-            self.arrived, self.taken = torch.cuda.Event(), torch.cuda.Event()
-            self.taken.record()
+        count = len(room)
+        self._lines = Lines(count, room.lines.shapes, device)
+        self.tensors = self._lines.tensors
+        self._stage: Lines | None = None
+        if device.type == "cuda" and self._lines.size >= STAGED:
+            self._stage = Lines(count, room.lines.shapes, device)
+            self._stream = torch.cuda.Stream()
+            self._arrived, self._taken = torch.cuda.Event(), torch.cuda.Event()
+            self._taken.record()
 
     def take(self, room: Room) -> None:
-        if self.stage is None:
-            for name, tensor in self.tensors.items():
-                tensor.copy_(room.tensors[name], non_blocking=True)
+        if self._stage is None:
+            self._lines.take(room.lines)
             return
-        with torch.cuda.stream(self.stream):
-            self.taken.wait()
-            for name, tensor in self.stage.items():
-                tensor.copy_(room.tensors[name], non_blocking=True)
-            self.arrived.record()
-        self.arrived.wait()
-        for name, tensor in self.tensors.items():
-            tensor.copy_(self.stage[name], non_blocking=True)
-        self.taken.record()
+        with torch.cuda.stream(self._stream):
+            self._taken.wait()
+            self._stage.take(room.lines)
+            self._arrived.record()
+        self._arrived.wait()
+        self._lines.take(self._stage)
+        self._taken.record()
 
 
 class Replay:

@@ -13,16 +13,18 @@ import torch
 
 from sexpgpu.backends.cuda import choice, modules
 from sexpgpu.backends.cuda.attention import backward as gradients
-from sexpgpu.backends.cuda.attention import fits
+from sexpgpu.backends.cuda.attention import fits, partial_sums
 from sexpgpu.backends.cuda.cartesian.launch import Products, on_device
 from sexpgpu.backends.cuda.chains import chain_ahead, chain_scratch, row_chain
 from sexpgpu.backends.cuda.cublaslt import TYPES, Product
 from sexpgpu.backends.cuda.rank_maps import map_ahead, rank_map, rank_weights, weights_ahead, weights_scratch
+from sexpgpu.backends.cuda.tall import matmul_sum, tall_ahead, tall_scratch
 from sexpgpu.diagnostics import fail
 from sexpgpu.ir import Node, Origins
 from sexpgpu.ops import build, table
 from sexpgpu.ops.linear_entropy import LOSS
 from sexpgpu.ops.random import DRAWS
+from sexpgpu.passes.epilogues import sums_itself
 from sexpgpu.passes.schedule.views import layout
 
 
@@ -87,13 +89,6 @@ def matmul(node: Node, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> N
         _run(lambda: Product(a, b, out, tf32=_tf32()), lambda: torch.bmm(a, b, out=out), [out])
     else:
         torch.matmul(a, b, out=out)
-
-
-def matmul_sum(node: Node, *given: torch.Tensor) -> None:
-    """The sum of products of pairs of matrices, times a number: `given` are the pairs and the result."""
-    *operands, out = given
-    for i in range(0, len(operands), 2):
-        torch.addmm(out, operands[i], operands[i + 1], beta=1.0 if i else 0.0, alpha=node.attrs["scale"], out=out)
 
 
 def matmul_bias(node: Node, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor, out: torch.Tensor) -> None:
@@ -239,16 +234,21 @@ class Attention:
             del self.left[key]
         return found
 
-    def packed(self, node: Node, operands: list[Any], out: torch.Tensor) -> None:
-        """The three gradients side by side, into [b t 3·h·d]."""
+    def packed(self, node: Node, operands: list[Any], outs: Mapping[int, torch.Tensor], parts: Sequence[torch.Tensor]) -> None:
+        """0: the three gradients side by side, [b t 3·h·d]; 1: their sums over b and t, or `parts` of them. A way that is not our kernels'
+        adds up what it rounded."""
         b, h, t, d = operands[1].shape
+        out = outs[0] if 0 in outs else torch.empty((b, t, 3 * h * d), dtype=operands[1].dtype, device=operands[1].device)
         joint = out.view(b, t, 3, h, d)
         homes = [joint[:, :, i].transpose(1, 2) for i in range(3)]
-        for home, found in zip(homes, self._gradients(node, operands, homes), strict=True):
+        made = self._gradients(node, operands, homes, parts)
+        for home, found in zip(homes, made, strict=True):
             if found is not home:
                 home.copy_(found)
+        if 1 in outs and not (parts and made[0] is homes[0]):
+            _leave(torch.sum(out, (0, 1), dtype=outs[1].dtype), outs[1], parts)
 
-    def _gradients(self, node: Node, operands: list[Any], homes: list[Any] | None = None) -> list[Any]:
+    def _gradients(self, node: Node, operands: list[Any], homes: list[Any] | None = None, parts: Sequence[torch.Tensor] = ()) -> list[Any]:
         ct, q, k, v, out, *masks = operands
         a, aten = node.attrs, torch.ops.aten
         rest = self.left.pop(node.inputs[4], None)
@@ -257,7 +257,7 @@ class Attention:
             if fits(q, k, v) and (self.deterministic or homes is not None):
                 if homes is None:
                     homes = [torch.empty_like(out) for _ in range(3)]
-                gradients(ct, q, k, v, out, sums, (homes[0], homes[1], homes[2]), a["causal"], a["scale"])
+                gradients(ct, q, k, v, out, sums, (homes[0], homes[1], homes[2]), a["causal"], a["scale"], sums=tuple(parts))
                 return homes
             if self.deterministic:
                 return list(aten._scaled_dot_product_flash_attention_backward(ct, q, k, v, out, sums, cum_q, cum_k, max_q, max_k, 0.0, a["causal"], seed, offset, scale=a["scale"]))
@@ -270,6 +270,25 @@ class Attention:
                 *wide, None if mask is None else mask.expand(*q.shape[:-1], k.shape[-2]), is_causal=a["causal"] and mask is None, scale=a["scale"]
             )
             return list(torch.autograd.grad(found, leaves, ct.clone()))
+
+
+def partials(node: Node) -> tuple[tuple[int, int], ...]:
+    """Shapes of the partial sums, f32, in which the call of a node leaves it; whoever runs the call adds them up. (): it gives the value."""
+    if node.op != "attend-grad-packed" or not node.attrs["of"] or not sums_itself(node):
+        return ()
+    b, h, t, d = node.inputs[1].type.shape
+    return partial_sums(b, h, t, d)
+
+
+def _leave(total: torch.Tensor, out: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
+    """A row of sums into `out`, or where partial sums are wanted, all of it into the first of each."""
+    start = 0
+    for part in parts:
+        part.zero_()
+        part[0] = total[start : start + part.shape[1]]
+        start += part.shape[1]
+    if not parts:
+        out.copy_(total)
 
 
 CHUNK = 1 << 30  # bytes of logits that stand at once, at most
@@ -335,21 +354,21 @@ def heads_in_parts(operands: Sequence[torch.Tensor], outs: Mapping[int, torch.Te
 
 
 OUT: dict[str, Callable[..., None]] = {
-    "matmul": matmul, "matmul-f32": matmul, "matmul-bias": matmul_bias, "matmul-sum": matmul_sum, "matmul-gelu-grad": matmul_gelu_grad,
+    "matmul": matmul, "matmul-f32": matmul, "matmul-bias": matmul_bias, "matmul-gelu-grad": matmul_gelu_grad,
     "matmul-add": matmul_add, "rank-map": rank_map,
 }  # fmt: skip
 
 #: op -> function (node, operands, number of the output -> tensor) that makes, at the first of several nodes over the same operands,
 #: the outputs of all of them; a node's own number is its attribute `of`
-JOINT: dict[str, Callable[..., None]] = {"rank-weights": rank_weights, "row-chain": row_chain, "matmul-gelu": matmul_gelu, "matmul-rows": matmul_rows, "linear-cross-entropy": heads, "linear-cross-entropy-grad": heads}
+JOINT: dict[str, Callable[..., None]] = {"rank-weights": rank_weights, "row-chain": row_chain, "matmul-sum": matmul_sum, "matmul-gelu": matmul_gelu, "matmul-rows": matmul_rows, "linear-cross-entropy": heads, "linear-cross-entropy-grad": heads}
 
 #: op of `JOINT` -> bytes that its function takes beside its outputs, as a last argument
-SCRATCH: dict[str, Callable[[Node], int]] = {"rank-weights": weights_scratch, "row-chain": chain_scratch, "linear-cross-entropy": heads_scratch, "linear-cross-entropy-grad": heads_scratch}
+SCRATCH: dict[str, Callable[[Node], int]] = {"rank-weights": weights_scratch, "row-chain": chain_scratch, "matmul-sum": tall_scratch, "linear-cross-entropy": heads_scratch, "linear-cross-entropy-grad": heads_scratch}
 
 #: op -> what it launches, to be compiled before anything runs
-AHEAD: dict[str, Callable[[Node], list[modules.Wanted]]] = {"rank-map": map_ahead, "rank-weights": weights_ahead, "row-chain": chain_ahead}
+AHEAD: dict[str, Callable[[Node], list[modules.Wanted]]] = {"rank-map": map_ahead, "rank-weights": weights_ahead, "row-chain": chain_ahead, "matmul-sum": tall_ahead}
 
-#: ops that write into a given tensor by what their library left before (`Library.put`)
+#: ops that, as those of `JOINT`, write into given tensors, but by what their library left before (`Library.put`)
 PUT = frozenset({"attend-grad-packed"})
 
 
@@ -365,14 +384,17 @@ class Library:
             "tensor-product": self.products.call,
             "tensor-product-grad": self.products.call,
             "tensor-product-joint": self.products.call,
+            "scatter-add": self.products.added,
         }
 
-    def put(self, node: Node, operands: list[Any], out: torch.Tensor) -> None:
-        """The value of an op of `PUT`, into `out`."""
-        if out.device.type == "cpu":
-            out.copy_(table()[node.op].reference(torch, node, operands))
-        else:
-            self.attention.packed(node, operands, out)
+    def put(self, node: Node, operands: list[Any], outs: Mapping[int, torch.Tensor], parts: Sequence[torch.Tensor] = ()) -> None:
+        """The values of an op of `PUT`, into `outs`, number of a result -> tensor; that which has `partials`, into these."""
+        if operands[0].device.type != "cpu":
+            self.attention.packed(node, operands, outs, parts)
+            return
+        for of, out in outs.items():
+            found = table()[node.op].reference(torch, build(node.op, *node.inputs, **{**node.attrs, "of": of}), operands)
+            _leave(found, out, parts) if of else out.copy_(found)
 
     def forget(self) -> None:
         self.products.forget()

@@ -54,8 +54,37 @@ if INTERPRETED:
     @triton.jit
     def round_bf16(x):
         return from_bf16(to_bf16(x))
+
+    @triton.jit
+    def rsqrt(x):
+        return 1.0 / tl.sqrt(x)
+
+    @triton.jit
+    def logistic2(x):
+        return 1.0 / (1.0 + tl.exp2(x))
 else:
     from triton.language.extra import libdevice
+
+    @triton.jit
+    def rsqrt(x):
+        return tl.rsqrt(x)
+
+    @triton.jit
+    def _power_of_2(x):
+        """2^x of f32, to 2 ulp, 0 where that is not normal: one instruction."""
+        return tl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+
+    @triton.jit
+    def _inverse(x):
+        """1 / x of f32, to 1 ulp, 0 where that is not normal: one instruction."""
+        return tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+
+    @triton.jit
+    def logistic2(x):
+        """1 / (1 + 2^x)."""
+        if x.dtype == tl.float64:
+            return 1.0 / (1.0 + tl.exp2(x))
+        return _inverse(1.0 + _power_of_2(x))
 
     @triton.jit
     def tanh(x):
@@ -297,11 +326,6 @@ def sqrt(x):
 
 
 @triton.jit
-def rsqrt(x):
-    return 1.0 / tl.sqrt(x)
-
-
-@triton.jit
 def reciprocal(x):
     return 1.0 / x
 
@@ -318,7 +342,7 @@ def cos(x):
 
 @triton.jit
 def sigmoid(x):
-    return 1.0 / (1.0 + tl.exp(-x))
+    return logistic2(x * -1.4426950408889634)
 
 
 @triton.jit
@@ -371,7 +395,15 @@ def gelu_grad(x, ct):
 
 @triton.jit
 def gelu_tanh(x):
-    return x * sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
+    """x · sigmoid(√(8/π) (x + 0.044715 x³)), the exponent times log₂ e."""
+    return x * logistic2(x * (-2.302208198144325 - 0.1029432395800235 * (x * x)))
+
+
+@triton.jit
+def gelu_tanh_grad(x, ct):
+    """With s, the logistic function of gelu_tanh: ct · (s + x · s (1 - s) · √(8/π) (1 + 0.134145 x²)). A kernel that has both makes s once."""
+    s = logistic2(x * (-2.302208198144325 - 0.1029432395800235 * (x * x)))
+    return ct * (s + x * (1.5957691216057308 + 0.21406444881780074 * (x * x)) * (s - s * s))
 
 
 @triton.jit

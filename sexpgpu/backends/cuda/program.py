@@ -123,12 +123,12 @@ class CudaProgram:
         matmul.allow_tf32 = cudnn.allow_tf32 = self.precision in ("tf32", "bf16")
         matmul.allow_bf16_reduced_precision_reduction = False
         torch.utils.deterministic.fill_uninitialized_memory = False
-        torch.use_deterministic_algorithms(self.config.deterministic, warn_only=True)
+        _strict(self.config.deterministic, True)
         try:
             yield
         finally:
             matmul.allow_tf32, cudnn.allow_tf32, matmul.allow_bf16_reduced_precision_reduction, torch.utils.deterministic.fill_uninitialized_memory = before
-            torch.use_deterministic_algorithms(strict, warn_only=warn)
+            _strict(strict, warn)
 
     @property
     def updates(self) -> int:
@@ -277,8 +277,6 @@ class CudaProgram:
 
     def _build_step(self, logged: Sequence[bool], capacity: Any = None) -> tuple[Replay, Report]:
         """Steps in a row, each on its own batch, as one replay."""
-        if self.team.ranks > 1 and self.place.type == "cuda":
-            choice.agree(self.team.tell)
         if self.exchange is not None:
             self.exchange.follow()
         graphs = [self._graphs(one, capacity) for one in logged]
@@ -637,6 +635,11 @@ class CudaProgram:
     def close(self) -> None:
         self._steps.clear()
         self._evals.clear()
+
+
+def _strict(strict: bool, warn: bool) -> None:
+    """`torch.use_deterministic_algorithms` without the compiler of torch's, which that one imports for a flag of it: four seconds."""
+    torch._C._set_deterministic_algorithms(strict, warn_only=warn)
 
 
 def _parameters(compiled: Compiled) -> set[str]:

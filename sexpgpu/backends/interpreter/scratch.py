@@ -253,7 +253,7 @@ def _logits(node: Node, at: At, threads: int) -> int:
 #: op whose definition makes tensors that it lets go -> how many of its result's size, and how many of its first operand's
 _TEMPORARIES: dict[str, tuple[float, float]] = {
     "softmax-cross-entropy": (0, 1), "softplus": (1, 0), "is-finite": (0, 1.5), "logsumexp": (0, 1), "take-along": (2, 0), "sort-along": (0, 2), "argsort": (0, 2),
-    "top-k": (0, 3), "top-k-indices": (0, 3), "max-pool": (2, 0), "attend-grad": (8, 0), "attend-grad-packed": (3, 0), "one-hot": (0.25, 0),
+    "top-k": (0, 3), "top-k-indices": (0, 3), "max-pool": (2, 0), "attend-grad": (8, 0), "attend-grad-packed": (0, 9), "one-hot": (0.25, 0),
 }  # fmt: skip
 
 _REFERENCES: dict[str, Rule] = {

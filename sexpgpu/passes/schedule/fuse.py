@@ -20,7 +20,7 @@ from sexpgpu.passes.schedule.index import Expr, Index, Var, lift, offset, unrave
 from sexpgpu.passes.schedule.memory import in_turn
 from sexpgpu.passes.schedule.views import CHOOSING, PLAIN, VIEWS, aligned, data, picked, place_of, strided, through
 
-TOGETHER = frozenset({"matmul-gelu", "matmul-rows"})  # ops of which one call gives every `:of` over the same operands
+TOGETHER = frozenset({"matmul-gelu", "matmul-rows", "attend-grad-packed"})  # ops of which one call gives every `:of` over the same operands
 REDUCTIONS = frozenset({"sum", "reduce-max", "reduce-min", "reduce-all", "reduce-any", "prod"})
 INLINE_WEIGHT = 240  # operations an element that may be repeated instead of read
 INLINE_NODES = 192  # nodes of one expression
@@ -64,8 +64,9 @@ class Call:
 class Kernel:
     """One fused kernel over rows x columns elements (`rows` 1: flat).
 
-    units: in topological order; stores: those that memory keeps; reads: kept tensors of other launches, and leaves. again: value
-    of the kernel's text -> what stands for it here, where layers run again.
+    units: in topological order; stores: those that memory keeps; reads: kept tensors of other launches, and leaves; aligned: those of
+    them that are read only at the element that is stored then. again: value of the kernel's text -> what stands for it here, where
+    layers run again.
     """
 
     rows: int
@@ -74,6 +75,7 @@ class Kernel:
     stores: tuple[Node, ...] = ()
     reads: list[Node] = field(default_factory=list)
     inline: frozenset[Node] = frozenset()
+    aligned: frozenset[Node] = frozenset()
     again: Mapping[Node, Node] = field(default_factory=dict)
 
 
@@ -288,20 +290,20 @@ class Fuser:
         home: dict[Node, int] = {}  # kept node -> number of its launch
         launches: list[_Group | Call] = []
         ancestors: list[int] = []
-        together: dict[tuple[str, tuple[Node, ...]], Call] = {}
+        together: dict[tuple[object, ...], Call] = {}
         touching: dict[Node, list[_Group]] = {}
         for node in self.order:
             if node not in self.kept or node in self.given:
                 continue
-            if self.kinds[node] == "call" and (node.op, node.inputs) in together:
-                call = together[node.op, node.inputs]
+            if self.kinds[node] == "call" and parts_of(node) in together:
+                call = together[parts_of(node)]
                 call.more += (node,)
                 home[node] = home[call.node]
                 continue
             if self.kinds[node] == "call":
                 call = calls[node] = Call(node, tuple(self._operand(x) for x in node.inputs))
                 if node.op in TOGETHER:
-                    together[node.op, node.inputs] = call
+                    together[parts_of(node)] = call
                 number = len(launches)
                 launches.append(call)
                 home[node] = number
@@ -505,8 +507,19 @@ class Fuser:
                 made.append(launch)
                 continue
             stores = tuple(u for u in launch.units if u in outside)
-            made.append(Kernel(launch.rows or 1, launch.columns, tuple(launch.units), stores, list(bases), frozenset(self.kept)))
+            made.append(Kernel(launch.rows or 1, launch.columns, tuple(launch.units), stores, list(bases), frozenset(self.kept), self._aligned(launch, bases)))
         return Schedule(tuple(self._sorted(made, home)), self.results, frozenset(self.kept))
+
+    def _aligned(self, group: _Group, bases: Iterable[Node]) -> frozenset[Node]:
+        """Of what a kernel reads, that which it reads at its own elements alone; none where it goes over a row more than once."""
+        rows, columns = group.rows or 1, group.columns
+        if columns > PERSISTENT and any(form(u, self._point(u)) == "row" for u in group.units):
+            return frozenset()
+        here = lift(Var("r", rows)) * columns + lift(Var("c", columns))
+        found = {b for b in bases if b.type.size == rows * columns}
+        for unit in group.units:
+            found -= {base for base, place in self._unit_reads(unit, rows, columns) if place != here}
+        return frozenset(found)
 
     def _sorted(self, launches: list[Launch], home: Mapping[Node, int]) -> list[Launch]:
         """Producers first; among those that may run, one that leaves fewer bytes alive than before, else the one whose last value is

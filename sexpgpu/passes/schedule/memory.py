@@ -1,7 +1,8 @@
 """Places in one arena for tensors that live from one launch to another.
 
 The largest first, each at the lowest place that no tensor alive with it covers ("greedy by size", Pisarchyk and Lee,
-"Efficient memory management for deep neural net inference", 2020).
+"Efficient memory management for deep neural net inference", 2020). What a kernel stores over a value that it reads for the last time
+(`over.py`) shares its place.
 """
 
 from __future__ import annotations
@@ -32,9 +33,11 @@ class Plan:
     peak: int
 
 
-def plan(lives: Mapping[Hashable, Life]) -> Plan:
-    """Offsets of all of them; deterministic, by size and then by order."""
+def plan(lives: Mapping[Any, Life], over: Mapping[Any, Any] | None = None) -> Plan:
+    """Offsets of all of them; deterministic, by size and then by order. over: tensor -> the one in whose place it is stored."""
+    over = over or {}
     offsets: dict[Hashable, int] = {}
+    given, lives = lives, together(lives, over)
     placed: list[tuple[int, int, int, int]] = []  # start, stop, first, last
     order = sorted(enumerate(lives.items()), key=lambda item: (-item[1][1].size, item[0]))
     for _, (name, life) in order:
@@ -48,7 +51,23 @@ def plan(lives: Mapping[Hashable, Life]) -> Plan:
         offsets[name] = start
         placed.append((start, start + size, life.first, life.last))
         placed.sort()
-    return Plan(offsets, max((stop for _, stop, _, _ in placed), default=0), at_peak(lives)[1])
+    return Plan({name: offsets[_first(name, over)] for name in given}, max((stop for _, stop, _, _ in placed), default=0), at_peak(lives)[1])
+
+
+def together(lives: Mapping[Any, Life], over: Mapping[Any, Any]) -> dict[Any, Life]:
+    """Tensors that take each other's place as one, that which is there first, from its first launch to the last one's last."""
+    found: dict[Any, Life] = {}
+    for name, life in lives.items():
+        place = _first(name, over)
+        known = found.get(place, life)
+        found[place] = Life(max(known.size, life.size), min(known.first, life.first), max(known.last, life.last))
+    return found
+
+
+def _first(name: Any, over: Mapping[Any, Any]) -> Any:
+    while name in over:
+        name = over[name]
+    return name
 
 
 def at_peak(lives: Mapping[Any, Life]) -> tuple[int, int]:

@@ -17,7 +17,8 @@ from sexpgpu.ir import Node, Origins
 from sexpgpu.ops import build, table
 from sexpgpu.passes.rewrite import rebuild
 from sexpgpu.passes.schedule.fuse import Call, Fuser, Kernel, Schedule, fuse, parts_of
-from sexpgpu.passes.schedule.memory import Life, at_peak
+from sexpgpu.passes.schedule.memory import Life, at_peak, together
+from sexpgpu.passes.schedule.over import stored_over
 from sexpgpu.passes.schedule.views import data
 
 FLOOR = 256 << 20  # bytes alive at once below which nothing is computed again
@@ -61,7 +62,7 @@ def recompute(results: Mapping[str, Node], elsewhere: Iterable[str] = (), origin
     away = set(elsewhere)
     made = plain = Recomputed(results, fuse(results))
     lives = lives_of(made.schedule, {made.results[n] for n in away})
-    moment, most = at_peak(lives)
+    moment, most = _peak(made.schedule, lives)
     first = lives, moment, SHARE * seconds_of(made.schedule)
     left = first[2]
     for _ in range(ROUNDS):
@@ -74,7 +75,7 @@ def recompute(results: Mapping[str, Node], elsewhere: Iterable[str] = (), origin
         new = found.rewritten(origins)
         schedule = fuse(new)
         after = lives_of(schedule, {new[n] for n in away})
-        peak_at, peak = at_peak(after)
+        peak_at, peak = _peak(schedule, after)
         if peak >= most:
             break
         moved = {old: found.late.get(now, now) for old, now in ({n: n for n in found.late} | dict(made.moved)).items()}
@@ -103,6 +104,10 @@ def recipe(node: Node) -> tuple[Node, Node] | None:
     before = build(node.op, *node.inputs, of=1)
     wide = "f64" if before.type.dtype == "f64" else "f32"
     return build("cast", build("gelu-tanh", build("cast", before, dtype=wide)), dtype=node.type.dtype), before
+
+
+def _peak(schedule: Schedule, lives: Mapping[Node, Life]) -> tuple[int, int]:
+    return at_peak(together(lives, stored_over(schedule.launches, lives)))
 
 
 def lives_of(schedule: Schedule, elsewhere: set[Node]) -> dict[Node, Life]:

@@ -38,6 +38,8 @@ NCCL = {
     "NCCL_NVLS_ENABLE": "0",  # multicast of the NVLink switch fails where it is not set up
     "NCCL_GRAPH_REGISTER": "0",  # registered buffers of a captured sum must be one allocation, which growing segments are not (pytorch#158029)
     "NCCL_RUNTIME_CONNECT": "0",  # ranks connect when they meet: within a capture the others may not be there
+    "NCCL_RAS_ENABLE": "0",  # its service listens at a port of its own, and the supervisors know more
+    "TORCH_NCCL_BLOCKING_WAIT": "1",  # torch's thread that queries events of collectives, beside captures too, is not made; nothing is waited for by torch
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",  # the supervisors see who failed; torch's threads would end whoever is waiting
     "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",
     "TORCH_NCCL_ENABLE_MONITORING": "0",
@@ -67,7 +69,6 @@ def interface_of(address: str) -> str:
             if socket.inet_ntoa(found[20:24]) == address:
                 return name
     return ""
-
 
 
 def listen(host: str) -> socket.socket:

@@ -26,6 +26,24 @@ def segment(rows, starts, order, out, columns, WIDE: tl.constexpr, ACC: tl.const
         tl.store(place, total, mask=c < columns)
 
 
+@triton.jit(do_not_specialize=["columns"])
+def gathered(rows, begins, ends, order, out, columns, STEP: tl.constexpr, WIDE: tl.constexpr, ACC: tl.constexpr, LOW: tl.constexpr):
+    """out[w] = Σ rows[order[e]] over e of begins[w] … ends[w], STEP of them at once, which are added as a tree at the end: always the same
+    one. rows [… columns], bf16 where LOW; out [walks columns] of ACC. For few columns, where a row alone would not fill a warp."""
+    walk = tl.program_id(0)
+    c = tl.program_id(1) * WIDE + tl.arange(0, WIDE)[None, :]
+    end = tl.load(ends + walk)
+    total = tl.zeros((STEP, WIDE), ACC)
+    for at in range(tl.load(begins + walk), end, STEP):
+        e = at + tl.arange(0, STEP)[:, None]
+        row = tl.load(order + e, mask=e < end, other=0).to(tl.int64)
+        found = tl.load(rows + row * columns + c, mask=(e < end) & (c < columns), other=0.0)
+        if LOW:
+            found = from_bf16(found)
+        total += found
+    tl.store(out + walk.to(tl.int64) * columns + c, tl.sum(total, axis=0, keep_dims=True), mask=c < columns)
+
+
 @triton.jit(do_not_specialize=["count", "columns"])
 def fold(rows, more, count, columns, WIDE: tl.constexpr, LOW: tl.constexpr):
     """rows[n] += Σ rows[count + x] over x of more[n] … more[n+1], in that order; rows [… columns], in place."""

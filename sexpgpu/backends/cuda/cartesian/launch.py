@@ -27,6 +27,8 @@ TORCH = {"f32": torch.float32, "f64": torch.float64, "bf16": torch.bfloat16}
 WIDE = 128
 WORDS = 1024  # of a program that packs
 LONGEST = 256  # edges of a walk
+TILE = 512  # numbers that a program adds up at once
+FEW = 16  # columns of rows that are added at indices which no product has: more of them the library adds
 
 
 class Walk(NamedTuple):
@@ -74,6 +76,15 @@ class Edges:
             others = other.index_select(0, order).clamp(0, max(0, self.count - 1))
             self._sorted[end] = self._walks(starts, order.to(torch.int32), others, bounds)
         return self._sorted[end]
+
+    def folded(self, rows: torch.Tensor, end: str) -> torch.Tensor:
+        """One row a node, from one a walk, added in the order of the walks."""
+        if not self.extra:
+            return rows
+        fold = import_module("sexpgpu.backends.cuda.cartesian.kernels").fold
+        more, columns = self.by(end).more, rows.shape[1]
+        fold[(self.count, -(-columns // WIDE))](rows, more, self.count, columns, WIDE, rows.dtype == torch.bfloat16, num_warps=4)
+        return rows[: self.count]
 
     def _walks(self, starts: torch.Tensor, order: torch.Tensor, others: torch.Tensor, bounds: torch.Tensor) -> Walk:
         begins, ends, nodes = starts[:-1], starts[1:], bounds[:-1]
@@ -150,6 +161,18 @@ class Runner:
         pack = import_module("sexpgpu.backends.cuda.cartesian.kernels").pack_matrix
         pack[(-(-out.shape[0] // WORDS),)](matrix.contiguous(), out, inner, paths, channels, pieces, low, WORDS, num_warps=4)
         return out
+
+    def added(self, rows: torch.Tensor, edges: Edges, end: str, dtype: str) -> torch.Tensor:
+        """Rows by edge [edges columns] added at one end of it: [nodes columns], sums in f32 at least."""
+        columns, walk, hand = rows.shape[1], edges.by(end), import_module("sexpgpu.backends.cuda.cartesian.kernels")
+        wide, low = torch.float64 if dtype == "f64" else torch.float32, dtype == "bf16"
+        across = min(WIDE, 1 << (columns - 1).bit_length())
+        out = torch.empty((edges.count + edges.extra, columns), dtype=wide, device=rows.device)
+        types = import_module("triton.language")
+        grid = out.shape[0], -(-columns // across)
+        hand.gathered[grid](rows.contiguous(), walk.begins, walk.ends, walk.order, out, columns, max(1, TILE // across), across,
+                            types.float64 if dtype == "f64" else types.float32, low, num_warps=4)
+        return edges.folded(out, end).to(TORCH[dtype])
 
     def run(self, product: Product, operands: Sequence[Operand], edges: Edges | None, rows: int, launches: Sequence[Launch] | None = None) -> list[torch.Tensor]:
         """Each output [rows components·channels], in the storage dtype. rows: of a product by rows, or nodes of a graph."""
@@ -249,21 +272,13 @@ class _Outputs:
         total = lists[0][0] if lists[0].shape[0] == 1 else lists[0].sum(0)
         for more in lists[1:]:
             total = total + (more[0] if more.shape[0] == 1 else more.sum(0))
-        if number in self.walked and self._walks > self.rows:
-            total = self._folded(total, self.walked[number])
+        if number in self.walked and self.edges is not None:
+            total = self.edges.folded(total, self.walked[number])
         if number in self.scratch:
             total = self._segments(total)
         if product.outputs[number].target == "weights" and product.shared:
             total = total.sum(0, keepdim=True)
         return total.to(TORCH[product.dtype])
-
-    def _folded(self, rows: torch.Tensor, mode: str) -> torch.Tensor:
-        """One row a node, from one a walk."""
-        assert self.edges is not None
-        fold = import_module("sexpgpu.backends.cuda.cartesian.kernels").fold
-        more, columns = self.edges.by(mode).more, rows.shape[1]
-        fold[(self.rows, -(-columns // WIDE))](rows, more, self.rows, columns, WIDE, rows.dtype == torch.bfloat16, num_warps=4)
-        return rows[: self.rows]
 
     def _segments(self, rows: torch.Tensor) -> torch.Tensor:
         assert self.edges is not None
@@ -319,6 +334,23 @@ class Products:
         if all(v is None for v in waiting):
             del self.left[key]
         return value.reshape(node.type.shape)
+
+    def added(self, node: Node, operands: list[torch.Tensor]) -> torch.Tensor:
+        """A `scatter-add`, in an order that is fixed: rows by edge to the atom at an end of it, as forces are, along the walks that products have; and
+        narrow rows anywhere. Others by the library."""
+        updates, indices = operands
+        count, own = node.attrs["count"], node.inputs[1]
+        columns = updates[0].numel() // max(1, indices[0].numel()) if len(updates) else 0
+        known = next(((edges, ends) for (ends, rows), edges in self.edges.items() if own in ends and rows == count), None)
+        dtype = node.type.dtype
+        if not columns or not count or node.attrs["axis"] or indices.dim() != 1 or dtype not in TORCH or (known is None and columns > FEW):
+            with torch.device(updates.device):
+                found: torch.Tensor = table()[node.op].reference(torch, node, operands)
+            return found
+        if known is None:
+            known = self.edges.setdefault(((own,), count), Edges(indices, indices, count)), (own,)
+        edges, ends = known
+        return self._run().added(updates.reshape(len(updates), columns), edges, "receiver" if own is ends[-1] else "sender", dtype).reshape(node.type.shape)
 
     def _made(self, run: Runner, node: Node, product: Product, operands: list[torch.Tensor], ends: tuple[Node, ...]) -> list[torch.Tensor]:
         rows, edges = rows_of(node), None

@@ -1,0 +1,163 @@
+"""Kernels for an H200 compiled where there is none: Triton's own cache, filled without a device, hits on one that has the same Triton.
+
+    install()            # before anything asks Triton for its driver; then what launches kernels compiles them and runs nothing
+
+Triton's key of a kernel is over its own files and libtriton, the kernel's source and types, the options, and the version of ptxas: all
+alike where the same wheel of Triton, for the same minor version of Python, is installed; and over those of its environment variables
+that change code: TRITON_DEFAULT_FP_FUSION=1 on both, as our commands have it, and no other. `python no_gpu.py` prints the parts of the key: the lines are to be the same on both machines.
+The cache is TRITON_CACHE_DIR. `python no_gpu.py FILE.txz PLACE` packs it to be unpacked at PLACE, which is TRITON_CACHE_DIR there: the files hold
+absolute paths. `LIBCUDA` names a folder with any libcuda.so.1 (an empty library will do) against which the
+launchers in C are linked; without it they are compiled on the device, in 0.3 s each.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import sys
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.backends.driver import GPUDriver
+from triton.backends.nvidia import driver as nvidia
+
+TARGET = GPUTarget("cuda", 90, 32)
+PROPERTIES = {"max_shared_mem": 232448, "max_num_regs": 65536, "multiprocessor_count": 132, "warpSize": 32, "sm_clock_rate": 1980000,
+              "mem_clock_rate": 3201000, "mem_bus_width": 6144}  # fmt: skip
+
+
+class _Utilities:
+    """What loads a module and tells a device's properties, of no device."""
+
+    def load_binary(self, name: str, kernel: bytes, shared: int, device: int) -> tuple[int, int, int, int, int]:
+        return 1, 1, 0, 0, 1024
+
+    def get_device_properties(self, device: int) -> dict[str, int]:
+        return PROPERTIES
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_: 0
+
+
+class _Launcher:
+    """Compiles the launcher of a signature where there is something to link it against, and launches nothing."""
+
+    def __init__(self, source: Any, metadata: Any):
+        if os.environ.get("LIBCUDA"):
+            nvidia.CudaLauncher(source, metadata)
+
+    def __call__(self, *_: Any) -> None:
+        pass
+
+
+class Driver(GPUDriver):
+    """A driver of one H200 that is not there."""
+
+    def __init__(self) -> None:
+        self.utils, self.launcher_cls = _Utilities(), _Launcher
+        self.get_current_device = lambda: 0
+        self.set_current_device = lambda device: None
+        self.get_current_stream = lambda device: 0
+        self.get_device_capability = lambda device: (9, 0)
+
+    def get_current_target(self) -> GPUTarget:
+        return TARGET
+
+    def get_active_torch_device(self) -> torch.device:
+        return torch.device("cpu")
+
+    def get_device_interface(self) -> Any:
+        return torch.cuda
+
+    @staticmethod
+    def is_active() -> bool:
+        return True
+
+    def map_python_to_cpp_type(self, ty: str) -> str:
+        return nvidia.ty_to_cpp(ty)
+
+    def get_benchmarker(self) -> Callable[..., list[float]]:
+        """Of a tuner: every candidate is compiled, and none is better."""
+        return lambda call, quantiles: (call(), [1.0] * len(quantiles))[1]
+
+    def get_empty_cache_for_benchmark(self) -> torch.Tensor:
+        return torch.empty(0)
+
+    def clear_cache(self, cache: torch.Tensor) -> None:
+        pass
+
+
+def install() -> None:
+    """Triton's driver of this process is one of an H200 that is not there."""
+    if os.environ.get("LIBCUDA"):
+        triton.knobs.nvidia.libcuda_path = os.environ["LIBCUDA"]
+        nvidia.CudaUtils()  # kept in the cache
+    triton.runtime.driver.set_active(Driver())
+
+
+class Counted:
+    """What Triton made since this stood: kernels found in its cache, and compiled, with their seconds."""
+
+    def __init__(self) -> None:
+        self.found, self.compiled, self.seconds = 0, 0, 0.0
+        triton.knobs.compilation.listener = self._hear
+
+    def _hear(self, *, times: Any, cache_hit: bool, **_: Any) -> None:
+        self.found += cache_hit
+        self.compiled += not cache_hit
+        self.seconds += 0.0 if cache_hit else times.total / 1e6
+
+    def told(self) -> dict[str, float]:
+        return {"found": self.found, "compiled": self.compiled, "compile_s": round(self.seconds, 2)}
+
+
+def flashcart() -> None:
+    """flashcart's tensor product takes its kernels for tensors of the CPU too."""
+    available, torch.cuda.is_available = torch.cuda.is_available, lambda: True
+    try:
+        from flashcart.o3 import _tensor_product, tensor_product
+    finally:
+        torch.cuda.is_available = available
+    tensor_product.py_tensor_product = _tensor_product.triton_tensor_product
+
+
+def key() -> dict[str, str]:
+    """The parts of a kernel's key that belong to a machine and not to the kernel, as digests."""
+    from triton._C.libtriton import get_cache_invalidating_env_vars
+    from triton.backends.nvidia.compiler import CUDABackend
+    from triton.runtime.build import platform_key
+    from triton.runtime.cache import triton_key
+
+    backend = CUDABackend(TARGET)
+    short = lambda text: hashlib.sha256(text.encode()).hexdigest()[:16]  # noqa: E731
+    return {"triton": triton.__version__, "files": short(triton_key()), "ptxas": short(backend.hash()), "options": short(backend.parse_options({}).hash()),
+            "environment": json.dumps(get_cache_invalidating_env_vars()), "launchers": platform_key(), "python": ".".join(map(str, sys.version_info[:2])),
+            "cache": triton.knobs.cache.dir}  # fmt: skip
+
+
+def pack(file: Path, place: str) -> dict[str, float]:
+    """The cache as an archive that is whole when unpacked at `place`: code and what describes it, with the paths that will hold there."""
+    folder = Path(triton.knobs.cache.dir)
+    with tarfile.open(file, "w:xz", preset=3) as archive:
+        for path in sorted(folder.glob("*/*")):
+            if path.suffix in (".cubin", ".json", ".so"):
+                data = path.read_bytes()
+                if path.name.startswith("__grp__"):
+                    data = data.replace(str(folder).encode(), place.encode())
+                entry = tarfile.TarInfo(str(path.relative_to(folder)))
+                entry.size = len(data)
+                archive.addfile(entry, io.BytesIO(data))
+    return {"kernels": len(list(folder.glob("*/*.cubin"))), "launchers": len(list(folder.glob("*/*.so"))), "mib": round(file.stat().st_size / 2**20, 2)}
+
+
+if __name__ == "__main__":
+    print(json.dumps(key() | (pack(Path(sys.argv[1]), sys.argv[2]) if len(sys.argv) > 1 else {})))
