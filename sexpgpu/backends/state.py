@@ -42,6 +42,8 @@ def initialise(traced: TracedRun, seed: int, tensors: dict[str, Any]) -> None:
                 part.result()
             if target.data_ptr() != tensor.data_ptr():
                 tensor.copy_(target)
+    if any(tensor.device.type == "cuda" for tensor in tensors.values()):
+        torch.cuda.empty_cache()  # of what the draws were made in: the plan knows nothing of it
     for name, tensor in tensors.items():
         if name.startswith("ema/"):
             tensor.copy_(tensors["param/" + name.removeprefix("ema/")])

@@ -23,7 +23,7 @@ def test_flights(case: str) -> None:
 
 def test_a_step_lies_alike_wherever_it_stands_in_a_launch() -> None:
     """How the operands of a product lie decides its algorithm, and so the bits (a step of 384 bytes gave others at its second place)."""
-    shapes = {"image": ((8, 12), torch.float32), "label": ((8,), torch.int32), "on": ((3,), torch.bool), "one": ((), torch.float32), "none": ((0, 4), torch.float32)}
+    shapes = {"image": ((8, 12), torch.float32), "label": ((8,), torch.int32), "on": ((3,), torch.bool), "none": ((0, 4), torch.float32)}
     room = Room(3, shapes, False)
     batches = [{n: np.full(shape, step + 1).astype(torch.empty((), dtype=dtype).numpy().dtype) for n, (shape, dtype) in shapes.items()} for step in range(3)]
     room.stack(batches)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from sexpgpu.backends.cuda import choice
+from sexpgpu.backends.cuda import choice, library
 from sexpgpu.backends.cuda.emit import kernel_name
 from sexpgpu.backends.cuda.executable import Compiled
 from sexpgpu.backends.cuda.memory import size
@@ -77,6 +77,7 @@ def _row(i: int, launch: Launch, compiled: Compiled, origins: Origins, readers: 
     origin = origins.of(last)
     path = origin.paths[0] if origin.paths else ""
     if isinstance(launch, Call):
+        moved += sum(2 * 4 * count * elements for node in stored for count, elements in library.partials(node))
         flops = table()[last.op].cost(last)[0]
         return Row(i, "library", last.op, path, origin.phase, str(last.type), "", moved, flops, 0, kept)
     inside = list(_inside(launch))

@@ -1,0 +1,75 @@
+"""Products of tall f32 matrices, and the gradients of a loss over them, under Triton's interpreter against torch in f64."""
+
+from __future__ import annotations
+
+import torch
+from harness import compare, run, tell
+
+from sexpgpu.backends.cuda import library, tall
+from sexpgpu.ir import Node, postorder
+from sexpgpu.ops import build, constant
+from sexpgpu.passes.autodiff import grad
+from sexpgpu.passes.products import products
+from sexpgpu.passes.schedule.decompose import decompose
+from sexpgpu.passes.simplify import simplify
+
+tall.LEAST, tall.COLUMNS = 32, 64  # so that small ones are tall
+tall.PROGRAMS = 3
+
+#: rows, inner numbers, columns; two terms or one; the kinds of the loss's products
+CASES = {
+    "as a potential's": (200, 64, 150, True, {"rows": 2, "sums": 1}),
+    "ragged": (133, 20, 70, True, {"rows": 2, "sums": 1}),
+    "narrow": (129, 5, 3, False, {"rows": 2, "sums": 1}),
+    "short": (31, 16, 16, False, {}),
+}
+
+
+def leaf(name: str, shape: tuple[int, ...], bindings: dict[Node, torch.Tensor], seed: int) -> Node:
+    node = build("input", name=name, dtype="f32", shape=shape, batch=False)
+    bindings[node] = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+    return node
+
+
+def main() -> None:
+    failures: list[str] = []
+    for name, (rows, inner, columns, two, kinds) in CASES.items():
+        bindings: dict[Node, torch.Tensor] = {}
+        h, g, w = (leaf(n, s, bindings, i) for i, (n, s) in enumerate({"h": (rows, inner), "g": (rows, inner), "w": (inner, columns)}.items()))
+        scaled = build("*", constant(inner**-0.5, "f32"), w)
+        loss = build("sum", build("square", build("matmul", h, scaled)))
+        if two:
+            loss = build("+", loss, build("sum", build("square", build("matmul", g, scaled))))
+        results = simplify({"by h": grad(loss, [h])[0], "by w": grad(loss, [w])[0]} | ({"by g": grad(loss, [g])[0]} if two else {}))
+        found = [tall.kind(n) for n in postorder(products(decompose(results)).values()) if n.op == "matmul-sum"]
+        counts = {k: found.count(k) for k in set(found) - {None}}
+        counts = {"rows": counts["rows"], "sums": counts["sums"]} if counts else {}
+        if {k: v > 0 for k, v in counts.items()} != {k: v > 0 for k, v in kinds.items()}:
+            failures.append(f"{name}: {found}")
+        launched: list[str] = []
+        made = library.JOINT["matmul-sum"]
+
+        def counted(node: Node, operands: list[torch.Tensor], *rest: torch.Tensor, made: object = made, launched: list[str] = launched) -> None:
+            launched.append(str(tall.kind(node)))
+            made(node, operands, *rest)  # type: ignore[operator]
+
+        library.JOINT["matmul-sum"] = counted
+        try:
+            failures += [f"{name} placed={placed}: {what}" for placed in (True, False) for what in compare(results, bindings, 2e-5, placed)]
+            got, again = run(results, bindings), run(results, bindings)
+        finally:
+            library.JOINT["matmul-sum"] = made
+        if bool(set(launched) & {"rows", "sums"}) != bool(kinds):
+            failures.append(f"{name}: launched {launched}")
+        x, y, m = (bindings[n].double() for n in (h, g, w))
+        m /= inner**0.5
+        exact = {"by h": 2 * x @ m @ m.t(), "by g": 2 * y @ m @ m.t(), "by w": 2 * (x.t() @ (x @ m) + (y.t() @ (y @ m) if two else 0)) / inner**0.5}
+        for key, value in got.items():
+            off = float((value.double() - exact[key]).abs().max() / exact[key].abs().max())
+            if off > 2e-6 or not torch.equal(value, again[key]):
+                failures.append(f"{name}: {key} is off by {off:.1e}, or differs between runs")
+    tell(failures, len(CASES))
+
+
+if __name__ == "__main__":
+    main()
