@@ -4,13 +4,14 @@ row: times in ms, the bytes floor (operands and results once) and its time at 4.
 A side that cannot be imported, or refuses a case, says so in the row. Before its rows every case is checked against float64 on a small
 graph, by the same kernels (`check`). `--inner 64`: the weights are hidden rows [edges 64] times a matrix, and the product with it is timed too.
 
-    python benchmarks/tensor_product.py --warm 14             # a choice that takes under 8 minutes on one H200
-    python benchmarks/tensor_product.py --warm 14 --inner 64 --products 3,3,3 --sides ours,flashcart
-    python benchmarks/tensor_product.py --graphs diamond6 --products 2,3,3 --channels 64 --sides ours,flashcart
-    python benchmarks/tensor_product.py --all                 # every row; several calls, by --part 0/4 … 3/4
+    python benchmarks/tensor_product.py --all --plan          # the cases, and what they are expected to take
+    python benchmarks/tensor_product.py --all --compile 15    # their kernels, by 15 processes, into TRITON_CACHE_DIR; needs no GPU (no_gpu.py)
+    python benchmarks/tensor_product.py --all                 # every row
+    python benchmarks/tensor_product.py --inner 64 --products 3,3,3 --graphs diamond6,random --sides ours,flashcart
     TRITON_INTERPRET=1 python benchmarks/tensor_product.py --dry-run   # tiny sizes on the CPU, no GPU needed
 
-`--tune` measures tiles and walks of our kernels first and keeps the choices in FLASHCART_CACHE_DIR. `--warm n`: n processes compile first.
+`--tune` measures tiles and walks of our kernels first and keeps the choices in FLASHCART_CACHE_DIR. A side is replayed until it took
+`--each` seconds a pass, nine times at least, in turns with the others. The last line counts kernels that were compiled in between.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import multiprocessing
+import os
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -362,8 +364,8 @@ def captured(work: Side) -> Callable[[], None]:
     return replay
 
 
-def timed(sides: dict[str, Callable[[], None]], rounds: int, device: str) -> dict[str, list[float]]:
-    """ms of every side, `rounds` times, taking turns."""
+def timed(sides: dict[str, Callable[[], None]], each: float, device: str) -> dict[str, list[float]]:
+    """ms of every side, taking turns: as often as the slowest fits into `each` seconds, 9 to 101 times."""
     times: dict[str, list[float]] = {name: [] for name in sides}
     if device == "cpu":
         for name, work in sides.items():
@@ -372,17 +374,23 @@ def timed(sides: dict[str, Callable[[], None]], rounds: int, device: str) -> dic
             times[name].append((time.perf_counter() - start) * 1e3)
         return times
     cold = torch.empty(256 << 20, dtype=torch.uint8, device=device)
+    slowest = 1e-4
     for work in sides.values():
         work()
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        work()
+        torch.cuda.synchronize()
+        slowest = max(slowest, time.perf_counter() - start)
     marks: dict[str, list[tuple[Any, Any]]] = {name: [] for name in sides}
-    for number in range(rounds):
+    for number in range(max(9, min(101, int(each / slowest)))):
         for name in list(sides) if number % 2 == 0 else list(reversed(sides)):
             cold.zero_()
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
             sides[name]()
             end.record()
-            marks[name].append((start, end))
+            marks[name].append((begin, end))
     torch.cuda.synchronize()
     return {name: [a.elapsed_time(b) for a, b in pairs] for name, pairs in marks.items()}
 
@@ -432,7 +440,7 @@ def measure(case: Case, given: argparse.Namespace, run: Runner, device: str) -> 
                 missing[name] = f"{type(problem).__name__}: {str(problem)[:200]}"
                 if device == "cuda":
                     torch.cuda.synchronize()
-        times = timed(ready, given.rounds, device)
+        times = timed(ready, given.each, device)
         row: dict[str, Any] = {"name": f"{case.name} {what}", "graph": case.graph, "ranks": case.ranks, "channels": case.channels, "inner": case.inner, "pass": what,
                                "nodes": data.nodes, "edges": data.rows if case.edges else 0, "floor_bytes": data.floor(what),
                                "floor_ms": data.floor(what) / COPY * 1e3, "ms": {n: spread(t) for n, t in times.items()}}
@@ -494,7 +502,7 @@ def _best_tile(product: Product, launch: Launch, launches: list[Launch], run: Ru
         work = lambda: run.run(part, operands[: len(part.slots)], edges, data.nodes, [alone])  # noqa: E731
         try:
             ready = captured(work) if device == "cuda" else work
-            found.append((statistics.median(timed({"tile": ready}, 5, device)["tile"]), tile))
+            found.append((statistics.median(timed({"tile": ready}, 0.0, device)["tile"]), tile))
         except Exception as problem:  # a tile that needs more registers than there are
             say(name="tile refused", tile=tile, why=str(problem)[:120])
     run.tiles[product, launch] = min(found)[1]
@@ -525,14 +533,14 @@ def chosen(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--channels", help="of 20,64,128")
     parser.add_argument("--passes", default=",".join(PASSES))
     parser.add_argument("--sides", default=",".join(SIDES))
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--each", type=float, default=0.1, help="seconds of replays of a side in a pass")
     parser.add_argument("--inner", type=int, default=0, help="the weights are hidden rows of so many columns times a matrix, which is timed too")
     parser.add_argument("--bf16", action="store_true", help="ours with bf16 storage too")
     parser.add_argument("--all", action="store_true", help="every row")
     parser.add_argument("--part", default="0/1", help="each n-th case, as 0/4")
     parser.add_argument("--tune", action="store_true")
-    parser.add_argument("--warm", type=int, default=0, help="processes that compile kernels before, on a tiny graph")
-    parser.add_argument("--only", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--compile", type=int, default=0, metavar="N", help="only compile the kernels, by so many processes; needs no GPU")
+    parser.add_argument("--plan", action="store_true", help="only say which cases there are, and what they are expected to take")
     parser.add_argument("--seconds", type=float, default=420, help="no new case after so many")
     parser.add_argument("--dry-run", action="store_true", help="tiny sizes on the CPU under TRITON_INTERPRET=1")
     given = parser.parse_args(arguments)
@@ -565,67 +573,120 @@ def measure_it(case: Case, given: argparse.Namespace, run: Runner, device: str) 
     measure(case, given, run, device)
 
 
-def warm(given: argparse.Namespace, arguments: list[str]) -> None:
-    """Kernels compiled by several processes: sizes of a graph are no part of a kernel, so a tiny one will do."""
-    started = time.perf_counter()
-    command = [sys.executable, __file__, *arguments]
-    workers = [subprocess.Popen([*command, "--only", f"{n}/{given.warm}"], stdout=subprocess.DEVNULL) for n in range(given.warm)]
-    codes = [w.wait() for w in workers]
-    say(name="warm", seconds=time.perf_counter() - started, failed=sum(c != 0 for c in codes))
+# --- kernels compiled where there may be no GPU ---
+
+Task = tuple[Case, str, str, int]  # a case, a side, a pass, and which of its kernels
 
 
-def compile_each(chosen: list[Case], given: argparse.Namespace, run: Runner, device: str) -> None:
-    """Every n-th kernel of the cases, with those that `--tune` will try; and every n-th of the other sides' cases."""
-    number, parts = map(int, given.only.split("/"))
-    tasks: list[tuple[str, Callable[[], Any]]] = []
-    for case in dict.fromkeys(Case("random" if c.edges else "rows", c.ranks, c.channels, c.dtype, c.inner) for c in chosen):
-        small = Data(case, device, True)
-        for name, make in makers(given.sides, run, given.dry_run).items():
-            if name != "ours":
-                tasks.append((f"{case.name} {name}", lambda make=make, small=small: make(small)["with double backward"]()))  # type: ignore[misc]
-                continue
-            for dtype in ("f32", "bf16") if given.bf16 else ("f32",):
-                data = Data(Case(case.graph, case.ranks, case.channels, dtype, case.inner), device, True)
-                tasks += _kernels(data, given, run)
-    for name, work in tasks[number::parts]:
-        try:
-            work()
-        except Exception as problem:
-            print(name, problem, file=sys.stderr)
+def alike(case: Case) -> tuple[int, np.ndarray, np.ndarray]:
+    """A small graph whose kernels are those of the case's graph: as many edges a node, which flashcart compiles in, and walks beside a node's first."""
+    if case.graph == "random":
+        return random_graph(56, 2800)
+    return (24, *2 * [np.empty(0, np.int64)]) if case.graph == "rows" else diamond(1, float(case.graph.removeprefix("diamond")))
 
 
-def _kernels(data: Data, given: argparse.Namespace, run: Runner) -> list[tuple[str, Callable[[], Any]]]:
-    """A call for each kernel of a case."""
+def tasks(chosen: list[Case], given: argparse.Namespace) -> list[Task]:
+    """A task for each kernel that may be slow to compile, the slowest first. Kernels of ours are the same for every graph."""
+    found: list[tuple[float, Task]] = []
+    for case in chosen:
+        first = case.graph in (given.graphs[0], "rows")
+        size = len(case.form.paths) * (1 + sum(case.ranks))
+        for dtype in ("f32", "bf16")[: 1 + given.bf16] if "ours" in given.sides and first else ():
+            low = Case(case.graph, case.ranks, case.channels, dtype, case.inner)
+            for what, product in passes(case.form, case.shared, case.edges, dtype, case.inner).items():
+                count = len(plan(product, config()))
+                found += [(size * {"forward": 1, "backward": 6, "second": 5}[what], (low, "ours", what, n)) for n in range(count)]
+        if "flashcart" in given.sides:
+            plain = Case(case.graph, case.ranks, case.channels)
+            for number in range(CANDIDATES[case.edges]):
+                found.append((5 * size * (3 if number < 3 else 1), (plain, "flashcart", PASSES[2], number)))
+    return list(dict.fromkeys(task for _, task in sorted(found, key=lambda one: -one[0])))
+
+
+CANDIDATES = {True: 6, False: 13}  # of flashcart's tuner, at most: along edges, and by rows
+
+
+def _begin() -> None:
+    """A process that compiles."""
+    import no_gpu
+
+    torch.set_num_threads(1)
+    no_gpu.install()
+
+
+def _compiled(task: Task) -> tuple[Task, dict[str, float], str]:
+    """Compiles a task's kernels; what it took, and what went wrong."""
+    import no_gpu
+
+    case, side, what, number = task
+    counted = Counted()
+    problem = ""
+    try:
+        data = Data(case, "cpu", False, alike(case))
+        if side == "ours":
+            _one_of_ours(data, what, number, runner(False, "NVIDIA H200"))
+        else:
+            no_gpu.flashcart()
+            with no_gpu.candidate(number):
+                flashcart(data, False)[what]()
+    except Exception as error:
+        problem = f"{type(error).__name__}: {str(error)[:200]}"
+    return task, counted.told(), problem
+
+
+def _one_of_ours(data: Data, what: str, number: int, run: Runner) -> None:
+    """The launch of this number of a pass, and the small kernels beside it."""
     case = data.case
     edges = Edges(data.senders, data.receivers, data.nodes) if case.edges else None
-    operands = operands_of(data, run)
-    found: list[tuple[str, Callable[[], Any]]] = []
-    for product in passes(case.form, case.shared, case.edges, case.dtype, case.inner).values():
-        for walk in ("sender", "receiver") if given.tune else (None,):
-            for launch in plan(product, run.config, walk):
-                part = product.only([product.outputs[n] for n in launch.outputs])
-                alone = Launch(launch.mode, tuple(range(len(launch.outputs))), launch.ranks, launch.firsts)
-                for tile in candidates(product, launch) if given.tune else [run.tile(product, launch)]:
+    product = passes(case.form, case.shared, case.edges, case.dtype, case.inner)[what]
+    run.run(product, operands_of(data, run)[: len(product.slots)], edges, data.nodes, [plan(product, run.config)[number]])
 
-                    def work(part: Product = part, alone: Launch = alone, tile: Any = tile) -> None:
-                        run.tiles[part, alone] = tile
-                        run.run(part, operands[: len(part.slots)], edges, data.nodes, [alone])
 
-                    found.append((f"{case.name} {launch} {tile}", work))
-    return found
+def compile_all(chosen: list[Case], given: argparse.Namespace) -> None:
+    """Every kernel of the cases, by processes that have no GPU. Says what it took; more than --seconds are not begun."""
+    started, total, failed = time.perf_counter(), Counted(), 0
+    todo = tasks(chosen, given)
+    with multiprocessing.get_context("spawn").Pool(given.compile, _begin, maxtasksperchild=50) as pool:
+        def within() -> Iterator[Task]:
+            for task in todo:
+                if time.perf_counter() - started < given.seconds:
+                    yield task
+
+        done = 0
+        for task, told, problem in pool.imap_unordered(_compiled, within()):
+            done += 1
+            total.found += told["found"]
+            total.compiled += told["compiled"]
+            total.seconds += told["compile_s"]
+            failed += bool(problem)
+            if problem or told["compile_s"] > 1:
+                print(f"{time.perf_counter() - started:7.1f} s  {task[0].name} {task[0].dtype} {task[1]} {task[2]} {task[3]}: {told['compiled']} kernels {told['compile_s']} s {problem}", file=sys.stderr, flush=True)
+    say(name="compiled", seconds=round(time.perf_counter() - started, 1), tasks=len(todo), done=done, failed=failed, kernels=total.told())
+
+
+A_CASE = {"check": 1.5, "a side": 1.2, "a pass": 0.3}  # s: guesses until a GPU has told
+
+
+def say_plan(chosen: list[Case], given: argparse.Namespace) -> None:
+    """A line a case, and what all are expected to take once their kernels are compiled."""
+    total = 0.0
+    for case in chosen:
+        seconds = A_CASE["check"] + len(given.sides) * (A_CASE["a side"] + len(given.passes) * (A_CASE["a pass"] + given.each)) + given.bf16
+        total += seconds
+        say(name=case.name, paths=len(case.form.paths), seconds=round(seconds, 1))
+    say(name="plan", cases=len(chosen), rows=len(chosen) * len(given.passes), seconds=round(total), kernels=len(tasks(chosen, given)))
 
 
 def main(arguments: list[str] | None = None) -> None:
     given = chosen(arguments)
     device = "cpu" if given.dry_run else "cuda"
     torch.backends.cuda.matmul.allow_tf32 = False
-    if given.warm and not given.only:
-        warm(given, sys.argv[1:] if arguments is None else arguments)
-    run = runner(given.dry_run, "interpreted" if given.dry_run else torch.cuda.get_device_name())
     number, parts = map(int, given.part.split("/"))
-    if given.only:
-        compile_each(list(cases(given))[number::parts], given, run, device)
+    wanted = list(cases(given))[number::parts]
+    if given.plan or given.compile:
+        (say_plan if given.plan else compile_all)(wanted, given)
         return
+    run = runner(given.dry_run, "interpreted" if given.dry_run else torch.cuda.get_device_name())
     started = time.perf_counter()
     rows: list[dict[str, Any]] = []
     counted = Counted()
@@ -636,7 +697,7 @@ def main(arguments: list[str] | None = None) -> None:
         original(**row)
 
     globals()["say"] = kept_say
-    for case in list(cases(given))[number::parts]:
+    for case in wanted:
         if time.perf_counter() - started > given.seconds:
             say(name=case.name, skipped=f"after {given.seconds:.0f} s")
             continue

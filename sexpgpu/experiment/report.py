@@ -69,6 +69,7 @@ class Ranks:
     samples: int
     divided: bool  # optimizer state over the ranks
     sent: Mapping[str, int]
+    weights: bool = False  # f32 weights over the ranks, as far as a step reads their bf16 copies alone
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ longer of its arithmetic and its traffic, and a start; of a GPU, `roofline`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -127,18 +127,20 @@ def _estimate(name: str, seconds: float, limits: Mapping[str, float], of: Cpu | 
     return Estimate(ALIASES.get(name, name), seconds, {k: v / seconds if seconds else 0.0 for k, v in limits.items()}, assumed)
 
 
-def ranks(traced: TracedRun, count: int) -> Ranks:
-    """What `count` ranks exchange in a step. A sum over ranks in a ring sends 2(n-1)/n of its bytes, a scatter or a gather half of it."""
+def ranks(traced: TracedRun, count: int, copied: Collection[str] = ()) -> Ranks:
+    """What `count` ranks exchange in a step. A sum over ranks in a ring sends 2(n-1)/n of its bytes, a scatter or a gather half of it.
+    copied: paths of parameters that are divided, so that their bf16 copies alone are gathered."""
     run, way = traced.run, (count - 1) / count
     gradients, averages = _bytes(traced.gradients.values()), _bytes(traced.averages.values())
-    trained = _bytes(traced.params[name].node for name in traced.gradients)
+    trained = [traced.params[name].node for name in traced.gradients]
+    whole, halved = (_bytes(node for node in trained if (node.attrs["path"] in copied) is apart) for apart in (False, True))
     states = _bytes(spec.node for name, spec in traced.states.items() if name in traced.state_updates)
     if run.shard:
-        sent = {"gradients, reduce-scatter": way * gradients, "parameters, all-gather": way * trained, "averages, all-gather": way * averages}
+        sent = {"gradients, reduce-scatter": way * gradients, "parameters, all-gather": way * (whole + halved // 2), "averages, all-gather": way * averages}
     else:
         sent = {"gradients, all-reduce": 2 * way * gradients}
     sent["states, all-reduce"] = 2 * way * states
-    return Ranks(count, run.data.batch // count, run.shard, {what: round(n) for what, n in sent.items() if n})
+    return Ranks(count, run.data.batch // count, run.shard, {what: round(n) for what, n in sent.items() if n}, bool(copied))
 
 
 def _bytes(nodes: Iterable[Any]) -> int:

@@ -36,12 +36,14 @@ SHADOW = "//bf16/"
 
 @dataclass(frozen=True)
 class Lowered:
-    """A graph as launches: `times` in a step; results that have memory elsewhere are not in the arena."""
+    """A graph as launches: `times` in a step; results that have memory elsewhere are not in the arena. copied: paths of parameters of
+    which it reads nothing but their bf16 copies."""
 
     name: str
     times: int
     schedule: Schedule
     elsewhere: frozenset[Node]
+    copied: frozenset[str] = frozenset()
 
     @property
     def arena(self) -> int:
@@ -91,7 +93,8 @@ def lowered(staged: Any, ranks: int = 1) -> tuple[Lowered, Lowered]:
     results = _update(flat, bool(shadowed), wide)
     update = recompute(_lower(results, origins), results, origins).schedule
     name = "micro-batch" if run.accumulate > 1 else "forward and backward"
-    return Lowered(name, run.accumulate, forward, _placed(forward)), Lowered("update", 1, update, _placed(update))
+    read = {str(leaf.attrs["path"]) for launch in forward.launches for leaf in launch.reads if leaf.op == "param"}
+    return Lowered(name, run.accumulate, forward, _placed(forward), frozenset(shadowed - read)), Lowered("update", 1, update, _placed(update))
 
 
 def _as(node: Node, dtype: str) -> Node:

@@ -6,7 +6,7 @@ exact one, which `explain --after plan` and the start of a run have. Nothing her
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -44,7 +44,8 @@ def gpu_memory(staged: Any, graphs: Iterable[Lowered], ranks: int = 1) -> Memory
     graphs = list(graphs)
     calls = {launch.node.op for graph in graphs for launch in graph.schedule.launches if isinstance(launch, Call)}
     products = any(op.startswith(("matmul", "linear-cross-entropy", "einsum")) for op in calls)
-    kept = {**_kept(traced, run, ranks), "libraries and kernels": PROCESS + (PRODUCTS if products else 0)}
+    copied = graphs[0].copied if run.shard and ranks > 1 else frozenset()
+    kept = {**_kept(traced, run, ranks, copied), "libraries and kernels": PROCESS + (PRODUCTS if products else 0)}
     largest = max(graphs, key=lambda graph: graph.arena)
     fields = sum(n.type.bytes for n in postorder(staged.micro(False).values()) if n.op == "input")
     stored = {node for launch in largest.schedule.launches for node in launch.stores}
@@ -53,16 +54,18 @@ def gpu_memory(staged: Any, graphs: Iterable[Lowered], ranks: int = 1) -> Memory
     return Memory(kept, fields * run.accumulate, largest.arena, shown)
 
 
-def _kept(traced: TracedRun, run: Run, ranks: int) -> Mapping[str, int]:
+def _kept(traced: TracedRun, run: Run, ranks: int, copied: Collection[str]) -> Mapping[str, int]:
+    """copied: paths of parameters whose f32 values are divided over the ranks; their bf16 copies are whole."""
+    apart = {f"param/{name}" for name, spec in traced.params.items() if spec.node.attrs["path"] in copied}
     names = {"param": "parameters", "state": "states", "opt": "optimizer", "ema": "averages"}
     found = {"parameters": 0, "states": 0, "gradients": 0, "optimizer": 0, "averages": 0}
     for name, (dtype, shape) in schema(traced, run.precision).items():
         kind, count = name.partition("/")[0], DTYPES[dtype]
         for n in shape:
             count *= n
-        found[names[kind]] += -(-count // ranks) if kind == "opt" and run.shard else count
-    if run.precision == "bf16":  # copies for the matrix products
-        found["bf16 copies"] = found["parameters"] // 2
+        found[names[kind]] += -(-count // ranks) if (kind == "opt" and run.shard) or name in apart else count
+        if kind == "param" and run.precision == "bf16":  # copies for the matrix products
+            found["bf16 copies"] = found.get("bf16 copies", 0) + count // 2
     wide = 2 if run.precision == "f64" else 1
     found["gradients"] = sum(node.type.bytes for node in traced.gradients.values()) * wide
     if run.accumulate > 1:

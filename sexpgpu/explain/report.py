@@ -59,18 +59,20 @@ def _run(
     staged = stages(loaded, run, backend, ranks)
     micro, update = staged.micro(False), staged.update(traced.loss.count is not None or run.accumulate * ranks > 1)
     count = threads(operations // ranks)
+    copied: frozenset[str] = frozenset()
     if backend == "cpu":
         held = cpu_memory(staged, count, ranks)
         time = _on_cpu(staged, device, assume, ranks)
     else:
         graphs = lowered(staged, ranks)
+        copied = graphs[0].copied if run.shard else copied
         held, time = gpu_memory(staged, graphs, ranks), on_gpu(graphs, device, assume, run.precision)
     fitting = None if budget is None else fits(held, run, budget, lambda other: planned(loaded, other, backend, count, ranks), ranks)
     remat = (len(staged.traced.remat), planned(loaded, replace(run, remat=False), backend, count, ranks).peak) if staged.traced.remat else None
     return RunReport(
         run.name, parameters, operations, run.accumulate * traffic([micro]) + traffic([update]), len(postorder(step.values())),
         graph_hash(results), document(results, traced.origins, knob_notes(loaded)), held, time, fitting,
-        traced.tap_names, (*traced.warnings, *mixes(traced, run, ranks)), cost.ranks(traced, ranks) if ranks > 1 else None, remat,
+        traced.tap_names, (*traced.warnings, *mixes(traced, run, ranks)), cost.ranks(traced, ranks, copied) if ranks > 1 else None, remat,
     )  # fmt: skip
 
 

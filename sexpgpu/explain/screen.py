@@ -134,7 +134,7 @@ def _memory(traced: RunReport) -> str:
 
 def _ranks(run: Run, found: Ranks) -> str:
     sent = ", ".join(f"{what} {size(n)}" for what, n in found.sent.items())
-    divided = "; optimizer state divided" if found.divided else ""
+    divided = f"; optimizer state {'and f32 weights ' if found.weights else ''}divided" if found.divided else ""
     return (f"{found.count}, each {found.samples} of {run.data.batch} samples a step{divided}; a rank sends {size(sum(found.sent.values()))} a step: {sent}; "
             "memory and step time are of one device, without the exchange")
 

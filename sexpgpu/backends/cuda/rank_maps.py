@@ -2,7 +2,8 @@
 they lie. A block of rank l [2l+1 inputs] of a row is 2l+1 rows of its product, found by arithmetic, so nothing is copied.
 
 f32 operands go through tensor cores as three products of TF32 parts, whose error is that of f32 sums; where the run says `tf32`,
-as one. Gradients by weights are sums over many rows: programs take parts of them, and a second launch adds the parts in order.
+as one. Gradients by weights are sums over many rows: programs take parts of them, and a second launch adds the parts in order. A step's
+products are added to the rest outside the tensor cores (`tall.py` says why): times `one`, a 1 that Triton does not know, or it would put them in.
 """
 
 from __future__ import annotations
@@ -163,7 +164,7 @@ def _weights_kernels(blocks: tuple[tuple[int, int, int, float], ...], outputs: i
         programs += tiles
     text = [
         "@triton.jit",
-        f"def rank_parts(out, {', '.join(f'x{p}, c{p}' for p in range(count))}, rows):",
+        f"def rank_parts(out, {', '.join(f'x{p}, c{p}' for p in range(count))}, rows, one):",
         "    tile = tl.program_id(0)",
         "    part = tl.program_id(1)",
         *_chosen(cases),
@@ -181,7 +182,7 @@ def _weights_kernels(blocks: tuple[tuple[int, int, int, float], ...], outputs: i
             "        inside = m < rows * size",
             f"        left = tl.load(x{p} + row[None, :] * {row} + start + (m[None, :] % size) * inputs + q, mask=inside[None, :] & (q < inputs), other=0.0)",
             f"        right = tl.load(c{p} + row[:, None] * {ct_row} + place + (m[:, None] % size) * {outputs} + o, mask=inside[:, None] & (o < {outputs}), other=0.0)",
-            f"        total = tl.dot(left, right, total, input_precision=\"{precision}\")",
+            f"        total += tl.dot(left, right, input_precision=\"{precision}\") * one",
         ]
     text.append(f"    tl.store(out + part * {total} + offset + q * {outputs} + o, total, mask=(q < inputs) & (o < {outputs}))")
     parts = modules.load("\n".join(text) + "\n", "rank_parts")
@@ -241,7 +242,7 @@ def rank_weights(node: Node, operands: Sequence[torch.Tensor], outs: Mapping[int
         return
     parts, sums, programs, last = _weights_functions(node)
     room = scratch.view(torch.float32)
-    parts[(programs, _splits(node))](room, *(x.contiguous() for x in operands), node.inputs[1].type.shape[0], num_warps=4)
+    parts[(programs, _splits(node))](room, *(x.contiguous() for x in operands), node.inputs[1].type.shape[0], 1.0, num_warps=4)
     sums[(last,)](room, *(outs[i] for i in range(len(blocks))), num_warps=4)
 
 
@@ -249,7 +250,7 @@ def weights_ahead(node: Node) -> list[modules.Wanted]:
     if node.type.dtype != "f32":
         return []
     parts, sums, _, _ = _weights_functions(node)
-    return [(parts, [torch.float32] * (1 + len(node.inputs)) + [node.inputs[1].type.shape[0]], {"num_warps": 4}),
+    return [(parts, [torch.float32] * (1 + len(node.inputs)) + [node.inputs[1].type.shape[0], 1.0], {"num_warps": 4}),
             (sums, [torch.float32] * (1 + len(node.attrs["blocks"])), {"num_warps": 4})]
 
 
