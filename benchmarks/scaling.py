@@ -33,8 +33,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sides import python_path
-
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 CONTEXT, VOCABULARY = 1024, 50304

@@ -494,8 +494,7 @@ def tune(case: Case, run: Runner, device: str, tiny: bool) -> None:
 
 def _best_tile(product: Product, launch: Launch, launches: list[Launch], run: Runner, operands: list[Any], edges: Edges | None, data: Data, device: str) -> Any:
     """(ms, tile) of the fastest tile of one launch; the other launches are left out of the time."""
-    part = product.only([product.outputs[n] for n in launch.outputs])
-    alone = Launch(launch.mode, tuple(range(len(launch.outputs))), launch.ranks, launch.firsts)
+    part, alone = single(product, launch, run)
     found = []
     for tile in candidates(product, launch)[: 2 if device == "cpu" else None]:
         run.tiles[part, alone] = tile
@@ -639,7 +638,16 @@ def _one_of_ours(data: Data, what: str, number: int, run: Runner) -> None:
     case = data.case
     edges = Edges(data.senders, data.receivers, data.nodes) if case.edges else None
     product = passes(case.form, case.shared, case.edges, case.dtype, case.inner)[what]
-    run.run(product, operands_of(data, run)[: len(product.slots)], edges, data.nodes, [plan(product, run.config)[number]])
+    part, alone = single(product, plan(product, run.config)[number], run)
+    run.run(part, operands_of(data, run)[: len(part.slots)], edges, data.nodes, [alone])
+
+
+def single(product: Product, launch: Launch, run: Runner) -> tuple[Product, Launch]:
+    """The outputs of a launch as a product of its own, which has the same kernel."""
+    part = product.only([product.outputs[n] for n in launch.outputs])
+    alone = Launch(launch.mode, tuple(range(len(launch.outputs))), launch.ranks, launch.firsts)
+    run.tiles[part, alone] = run.tile(product, launch)
+    return part, alone
 
 
 def compile_all(chosen: list[Case], given: argparse.Namespace) -> None:

@@ -224,3 +224,51 @@ def test_what_is_not_finite_anyway_is_not_held_against_an_algorithm():
     out = torch.empty(2, 2)
     ways = {APART: lambda: out.copy_(torch.tensor([[float("inf"), 1.0], [2.0, 3.0]])), "same": lambda: out.copy_(torch.tensor([[float("inf"), 1.0], [2.0, 3.0]]))}
     assert pick({APART: 1.0, "same": 0.5}, ways, [out], None, [].append) == "same"
+
+
+class Clock:
+    """A device whose ways are throttled when they run alone: ms in turns, and ms of a block of its own."""
+
+    def __init__(self, ways: dict[str, tuple[float, float]], monkeypatch: pytest.MonkeyPatch):
+        self.now, self.row, self.last = 0.0, 0, ""
+        outer = self
+
+        class Event:
+            def __init__(self, enable_timing: bool):
+                self.at = 0.0
+
+            def record(self) -> None:
+                self.at = outer.now
+
+            def synchronize(self) -> None:
+                pass
+
+            def elapsed_time(self, other: Event) -> float:
+                return other.at - self.at
+
+        class Graph:
+            def __init__(self, name: str):
+                self.name = name
+
+            def replay(self) -> None:
+                outer.row = outer.row + 1 if outer.last == self.name else 0
+                outer.last = self.name
+                outer.now += 10 * ways[self.name][outer.row > 3]
+
+        monkeypatch.setattr(choice.torch.cuda, "Event", Event)
+        self.graphs = {name: (Graph(name), 10) for name in ways}
+
+
+def test_finalists_are_timed_under_their_own_power(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fastest in turns takes more power, and is the slower one in a long run; one that is far behind is not timed again."""
+    ways = {"apart": (0.30, 0.30), "1.2": (0.20, 0.26), "3.4": (0.205, 0.22)}
+    clock = Clock(ways, monkeypatch)
+    found = choice._sustained(clock.graphs, {name: burst for name, (burst, _) in ways.items()})  # type: ignore[arg-type]
+    assert min(found, key=found.__getitem__) == "3.4" and abs(found["3.4"] - 0.22) < 0.01 and abs(found["1.2"] - 0.26) < 0.01
+    assert found["apart"] > found["1.2"]
+
+
+def test_one_finalist_needs_no_second_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock({"apart": (0.30, 0.30), "1.2": (0.20, 0.26)}, monkeypatch)
+    assert choice._sustained(clock.graphs, {"apart": 0.30, "1.2": 0.20}) == {"apart": 0.30, "1.2": 0.20}  # type: ignore[arg-type]
+    assert clock.now == 0

@@ -2,8 +2,9 @@
 
 The candidates of a product are the algorithms that cuBLASLt proposes and the way without it ("apart": torch's own product, and what
 follows it as passes of their own). They are timed in turns, replayed back to back so that the device is as warm and as throttled as in a
-step; the fastest is taken whose numbers are those of the way apart and whose bits repeat. A choice is the text of the algorithm's
-configuration: a file or a checkpoint names one of the candidates that the library proposes, and never hands it bytes.
+step, and of a large product the best once more, each for so long that its own power decides its clock; the fastest is taken whose
+numbers are those of the way apart and whose bits repeat. A choice is the text of the algorithm's configuration: a file or a checkpoint
+names one of the candidates that the library proposes, and never hands it bytes.
 """
 
 from __future__ import annotations
@@ -33,6 +34,10 @@ PROPOSED = 24  # candidates that a choice may name
 TIMED = 8  # of them, those that are timed
 ROUNDS = 5
 BLOCK = 2.0  # ms of a candidate's block in one round
+LARGE = 0.05  # ms of a product from which its finalists are timed again
+CLOSE = 1.06  # of the fastest time: finalists, `FINALISTS` at most
+FINALISTS = 4
+SUSTAINED = 30.0  # ms of a finalist's block; half as long before it settles clock and power
 WARM = 300.0  # ms of products before the first timing of large ones: clocks and power settle
 BETTER = 0.99  # a later candidate is taken if it takes at most so much of an earlier one's time
 SLICE = 128  # rows at each end of a result that are compared
@@ -378,7 +383,31 @@ def timed(ways: Mapping[str, Callable[[], None]]) -> dict[str, float]:
             stop.record()
             stop.synchronize()
             times[name].append(start.elapsed_time(stop) / count)
-    return {name: statistics.median(found) for name, found in times.items()}
+    medians = {name: statistics.median(found) for name, found in times.items()}
+    return _sustained(graphs, medians) if min(medians.values()) >= LARGE else medians
+
+
+def _sustained(graphs: Mapping[str, tuple[torch.cuda.CUDAGraph, int]], times: Mapping[str, float]) -> dict[str, float]:
+    """The times of the ways that are nearly as fast as the fastest, each in blocks so long that the device's power limit answers to it alone:
+    in the steps of a large model joules decide, and in turns all have the clock that their sum leaves. The others' times, as much longer."""
+    near = sorted((t, name) for name, t in times.items() if t <= CLOSE * min(times.values()))[:FINALISTS]
+    found: dict[str, list[float]] = {name: [] for _, name in near}
+    start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    for order in (list(found), list(found)[::-1]) if len(found) > 1 else ():
+        for name in order:
+            graph, count = graphs[name]
+            turns = max(1, round(SUSTAINED / (times[name] * count)))
+            for _ in range(max(1, turns // 2)):
+                graph.replay()
+            start.record()
+            for _ in range(turns):
+                graph.replay()
+            stop.record()
+            stop.synchronize()
+            found[name].append(start.elapsed_time(stop) / (turns * count))
+    steady = {name: statistics.mean(blocks) for name, blocks in found.items() if blocks}
+    slower = max((t / times[name] for name, t in steady.items()), default=1.0)
+    return {name: steady.get(name, max(t, t * slower)) for name, t in times.items()}
 
 
 def _captured(way: Callable[[], None], count: int) -> torch.cuda.CUDAGraph:

@@ -1,7 +1,8 @@
 """Atomic structures in memory, their statistics, and batches of them packed into fixed numbers of atoms and edges.
 
-A packed batch has room for one structure and one atom that are not real: padding edges begin and end at that atom, farther
-apart than the cutoff, so that they add nothing to anything, and the masks leave out the rest.
+A packed batch has room for one structure and one atom or more that are not real: a padding edge begins and ends at one of those atoms,
+farther apart than the cutoff, so that it adds nothing to anything, and the masks leave out the rest. Padding edges are shared out among
+those atoms, so that none of them has a list of neighbours that a device would wait for, and stand behind the real ones: those of real atoms end at the real count.
 """
 
 from __future__ import annotations
@@ -150,7 +151,7 @@ def pack(data: Structures, rows: np.ndarray, capacity: Capacity, cutoff: float) 
     places = _ranges(data.starts[rows], counts)
     edge_places = _ranges(data.edge_starts[rows], edge_counts)
     first = np.repeat(np.cumsum(counts) - counts, edge_counts)
-    last = atoms - 1
+    spare = real + np.arange(edges - real_edges) * (atoms - real) // max(1, edges - real_edges)  # the atom of each padding edge, ascending
     cells = _padded(data.cells[rows], structures, 0.0)
     volume = np.abs(np.linalg.det(cells[:given]))
     offsets = _padded(data.offsets[edge_places], edges, 0.0)
@@ -160,8 +161,8 @@ def pack(data: Structures, rows: np.ndarray, capacity: Capacity, cutoff: float) 
         "species": _padded(data.species[places], atoms, 0),
         "graph": _padded(np.repeat(np.arange(given), counts), atoms, structures - 1),
         "atom-mask": (np.arange(atoms) < real),
-        "senders": _padded(data.senders[edge_places] + first, edges, last),
-        "receivers": _padded(data.receivers[edge_places] + first, edges, last),
+        "senders": np.concatenate([data.senders[edge_places] + first, spare]),
+        "receivers": np.concatenate([data.receivers[edge_places] + first, spare]),
         "offsets": offsets,
         "edge-mask": (np.arange(edges) < real_edges),
         "cell": cells,
