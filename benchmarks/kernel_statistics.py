@@ -129,8 +129,8 @@ def emitted(file: str, sets: tuple[str, ...]) -> Iterator[tuple[str, ASTSource, 
 
 
 def by_hand() -> Iterator[tuple[str, ASTSource, dict[str, Any]]]:
-    """The kernels of `kernels.py` and `attention.py` at GPT-2's sizes."""
-    from sexpgpu.backends.cuda import attention
+    """The kernels of `kernels.py` and `attention.py` at GPT-2's sizes, and the device's clock."""
+    from sexpgpu.backends.cuda import attention, clock
     from sexpgpu.backends.cuda import kernels as hand
 
     def source(function: Any, pointers: dict[str, str], constants: dict[str, Any]) -> ASTSource:
@@ -139,11 +139,17 @@ def by_hand() -> Iterator[tuple[str, ASTSource, dict[str, Any]]]:
         aligned = {(i,): [["tt.divisibility", 16]] for i, n in enumerate(names) if n not in constants}
         return ASTSource(function, signature, constants, aligned)
 
+    yield "clock start", source(clock.start, {"at": "*i64"}, {}), {"num_warps": 4}
+    yield "clock stop", source(clock.stop, {"at": "*i64", "out": "*fp32"}, {}), {"num_warps": 4}
     yield "finish", source(hand.finish, {"table": "*i64"}, {"PARTS": 32, "WIDE": 128}), {"num_warps": 4}
     low = {"logits": "*bf16", "labels": "*i32", "ct": "*fp32", "losses": "*fp32"}
     for wide, warps in ((8192, 16), (4096, 8)):
         constants = {"CLASSES": 50304, "WIDE": wide, "LOW": True, "GRAD": True, "STAGES": 3}
         yield f"entropy_rows {wide}", source(hand.entropy_rows, low, constants), {"num_warps": warps}
+    rows = {n: "*fp32" for n in ("rows", "out", "firsts", "lasts")} | {"keys": "*i32", "order": "*i64"}
+    constants = {"COLUMNS": 768, "CHUNK": 32, "WIDE": 256}
+    yield "scattered", source(hand.scattered, rows, constants), {"num_warps": 2}
+    yield "gathered_ends", source(hand.gathered_ends, rows, constants | {"STEP": 8}), {"num_warps": 4}
     half = {n: "*bf16" for n in ("Q", "K", "V", "Ct", "Out", "DQ", "DK", "DV")} | {n: "*fp32" for n in ("Lse", "Delta", "Sums")}
     shared = {"D": 64, "LOW": True, "CPU": False}
     yield "attention inner", source(attention.inner, half, shared | {"ROWS": 64}), {"num_warps": 4}

@@ -15,11 +15,14 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import multiprocessing
 import os
 import sys
 import tarfile
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +105,10 @@ def install() -> None:
     """Triton's driver of this process is one of an H200 that is not there."""
     if os.environ.get("LIBCUDA"):
         triton.knobs.nvidia.libcuda_path = os.environ["LIBCUDA"]
-        nvidia.CudaUtils()  # kept in the cache
+        try:
+            nvidia.CudaUtils()  # kept in the cache
+        except ImportError:
+            pass  # compiled, and of no use here
     triton.runtime.driver.set_active(Driver())
 
 
@@ -123,13 +129,84 @@ class Counted:
 
 
 def flashcart() -> None:
-    """flashcart's tensor product takes its kernels for tensors of the CPU too."""
+    """flashcart takes its kernels for tensors of the CPU too."""
     available, torch.cuda.is_available = torch.cuda.is_available, lambda: True
     try:
-        from flashcart.o3 import _tensor_product, tensor_product
+        from flashcart.o3 import _irreps, _linear, _tensor_product  # noqa: F401
     finally:
         torch.cuda.is_available = available
-    tensor_product.py_tensor_product = _tensor_product.triton_tensor_product
+    torch.Tensor.is_cuda = property(lambda self: True)
+
+
+def bounds() -> list[Any]:
+    """Where graphs for a GPU are kept as they are bound, from now on in this process: to tensors of the CPU, and never launched."""
+    from sexpgpu.backends.cuda import executable, flight, program
+    from sexpgpu.potential import device
+
+    found: list[Any] = []
+
+    class Recorded(executable.Bound):
+        def __init__(self, compiled: Any, leaves: Any, into: Any, arena: Any, *rest: Any, **named: Any):
+            arena = torch.empty(compiled.plan.size, dtype=torch.uint8) if arena is None else arena
+            super().__init__(compiled, leaves, into, arena, *rest, **named)
+            found.append(self)
+
+    def compiled(results: Any, into: Any, place: str, *rest: Any) -> Any:
+        made = executable.Compiled(results, into, "cuda", *rest)
+        made.device = "cpu"
+        return made
+
+    program.Bound = device.Bound = Recorded
+    program.Compiled = device.Compiled = compiled
+    device.open_device, device.interpreted = lambda chosen: None, lambda: True
+    flight.Replay.run = lambda self: None
+    return found
+
+
+def calls(bounds: Sequence[Any]) -> list[Callable[[], Any]]:
+    """A call for each kernel of bound graphs: those that are emitted, those by hand, and of each launch of a tensor product."""
+    from sexpgpu.backends.cuda import library
+    from sexpgpu.backends.cuda.cartesian.launch import runner
+    from sexpgpu.backends.cuda.cartesian.product import of_node
+
+    found: list[Callable[[], Any]] = []
+    products: dict[Any, None] = {}
+    for bound in bounds:
+        wanted = list(bound._wanted)
+        for launch in bound.compiled.schedule.launches:
+            node = getattr(launch, "node", None)
+            if node is not None and node.op in library.AHEAD:
+                wanted += library.AHEAD[node.op](node)
+            elif node is not None and node.op.startswith("tensor-product"):
+                products[of_node(node)[0]] = None
+        found += [partial(function.warmup, *arguments, grid=(1,), **options) for function, arguments, options in wanted]
+    run = runner(False, "NVIDIA H200")
+    return [partial(_launched, run, product, launch) for product in products if run.takes(product) for launch in run.plan(product)] + found
+
+
+def _launched(run: Any, product: Any, launch: Any) -> None:
+    """One launch of a product, on a graph of few edges."""
+    from sexpgpu.backends.cuda.cartesian.launch import TORCH, Edges
+
+    nodes, many = 24, 600 if product.edges else 24
+    ends = torch.arange(many) % nodes
+    edges = Edges(ends, ends, nodes) if product.edges else None
+    dtype, paths = TORCH[product.dtype], len(product.form.paths)
+
+    def rows(slot: str) -> int:
+        return 1 if slot == "weights" and product.shared else nodes if slot in ("a", "result") else many
+
+    operands: list[Any] = []
+    for number, slot in enumerate(product.slots):
+        inner = product.factored(number)
+        if inner:
+            operands.append((run.packed_rows(torch.empty(many, inner, dtype=dtype)), run.packed_matrix(torch.empty(inner, paths * product.form.channels, dtype=dtype), paths)))
+        else:
+            operands.append(torch.empty(rows(slot), product.components(slot) * product.channels(slot), dtype=dtype))
+    part = product.only([product.outputs[n] for n in launch.outputs])
+    alone = type(launch)(launch.mode, tuple(range(len(launch.outputs))), launch.ranks, launch.firsts)
+    run.tiles[part, alone] = run.tile(product, launch)
+    run.run(part, operands, edges, nodes, [alone])
 
 
 @contextmanager
@@ -162,12 +239,41 @@ def key() -> dict[str, str]:
             "cache": triton.knobs.cache.dir}  # fmt: skip
 
 
+def _begin() -> None:
+    torch.set_num_threads(1)
+    install()
+
+
+def spread(work: Callable[[Any], tuple[Any, dict[str, float], str]], tasks: Sequence[Any], processes: int, seconds: float) -> dict[str, Any]:
+    """Tasks done in their order by processes that have no GPU; none is begun after so many seconds. `work` gives the task's name, what it compiled
+    (`Counted.told`) and what went wrong; slow and failed ones are said on stderr. Returns what all took."""
+    started, done, failed = time.perf_counter(), 0, 0
+    total = {"found": 0.0, "compiled": 0.0, "compile_s": 0.0}
+    free = multiprocessing.Semaphore(processes + 2)  # the pool takes tasks ahead, which would all begin before the time is over
+
+    def within() -> Iterator[Any]:
+        for task in tasks:
+            free.acquire()
+            if time.perf_counter() - started > seconds:
+                return
+            yield task
+
+    with multiprocessing.get_context("spawn").Pool(processes, _begin) as pool:
+        for name, told, problem in pool.imap_unordered(work, within()):
+            free.release()
+            done, failed = done + 1, failed + bool(problem)
+            total = {key: round(total[key] + told[key], 1) for key in total}
+            if problem or told["compile_s"] > 5:
+                print(f"{time.perf_counter() - started:7.1f} s  {name}: {told['compiled']} kernels {told['compile_s']} s {problem}", file=sys.stderr, flush=True)
+    return {"name": "compiled", "seconds": round(time.perf_counter() - started, 1), "tasks": len(tasks), "done": done, "failed": failed, **total}
+
+
 def pack(file: Path, place: str) -> dict[str, float]:
     """The cache as an archive that is whole when unpacked at `place`: code and what describes it, with the paths that will hold there."""
     folder = Path(triton.knobs.cache.dir)
     with tarfile.open(file, "w:xz", preset=3) as archive:
         for path in sorted(folder.glob("*/*")):
-            if path.suffix in (".cubin", ".json", ".so"):
+            if path.suffix in (".cubin", ".json", ".so", ".py"):
                 data = path.read_bytes()
                 if path.name.startswith("__grp__"):
                     data = data.replace(str(folder).encode(), place.encode())

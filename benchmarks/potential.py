@@ -3,6 +3,7 @@
     python benchmarks/potential.py --flashcart .flashcart                      # every size, as far as --seconds reach
     python benchmarks/potential.py --sizes paper-1.1M --cells 4 --sides ours,graph
     python benchmarks/potential.py --plan                                      # launches and memory as lowered; needs no GPU
+    python benchmarks/potential.py --compile 15                                # the kernels of both, into TRITON_CACHE_DIR; needs no GPU
     TRITON_INTERPRET=1 python benchmarks/potential.py --dry-run                # a tiny size on the CPU
 
 One process: both sides have the same crystal (diamond, displaced), species, neighbours, parameters (ours, carried over by name) and
@@ -179,9 +180,9 @@ class Steps:
 
 
 class Theirs:
-    """flashcart's potential with our parameters, on the crystal's edges as we find them."""
+    """flashcart's potential with our parameters (its own if None), on the crystal's edges as we find them. kernels: of Triton."""
 
-    def __init__(self, ours: Ours, params: dict[str, torch.Tensor], device: str, capturable: bool):
+    def __init__(self, ours: Ours, params: dict[str, torch.Tensor] | None, device: str, capturable: bool, kernels: bool | None = None):
         from flashcart.model.flashcart import FlashCartPotential
 
         if device == "cuda":
@@ -192,12 +193,13 @@ class Theirs:
             l_max_edge_attrs=int(knob("l-edge")), n_interactions=int(knob("layers")), correlation=int(knob("correlation")),
             path_reduced_product=bool(knob("reduced")), nonlinearity=True, gate_activation="silu", layer_norm=True, radial_mapping="cosine",
             hidden_radial=[int(knob("hidden"))] * 2, hidden_readout=[int(knob("hidden"))] * 2, avg_neighbors=float(knob("neighbours")),
-            use_triton=device == "cuda",
+            use_triton=device == "cuda" if kernels is None else kernels,
         ).to(device)  # fmt: skip
         names = self.model.elements if hasattr(self.model, "elements") else ELEMENTS
         assert [str(n) for n in names] == ELEMENTS or all(isinstance(n, int) for n in names), f"flashcart orders elements as {names}"
-        moved, count = carry(self.model, params), sum(p.numel() for p in self.model.parameters())
-        assert moved == count == ours.count, f"{moved} of {count} parameters carried, and we have {ours.count}"
+        if params is not None:
+            moved, count = carry(self.model, params), sum(p.numel() for p in self.model.parameters())
+            assert moved == count == ours.count, f"{moved} of {count} parameters carried, and we have {ours.count}"
         receivers, senders, offsets = edges_of(crystal.positions, crystal.cell, (True,) * 3, ours.cutoff)
         to = lambda array, dtype: torch.tensor(np.asarray(array), dtype=dtype, device=device)  # noqa: E731
         atoms = len(crystal.species)
@@ -377,6 +379,56 @@ def size(crystal: Crystal, variant: str, chosen: list[str], seconds: float, devi
     return done
 
 
+# --- kernels compiled where there may be no GPU ---
+
+Task = tuple[str, str, int, int]  # a size, a side, and which of its kernels: of ours each so-many-th, of flashcart's tuners the candidates of a number
+PARTS, CANDIDATES = 6, 13
+
+
+def tasks(sizes: list[str], sides: list[str], cells: int) -> list[Task]:
+    """Those of large sizes first."""
+    found = []
+    for name in reversed(sizes):
+        found += [(name, "flashcart", number, cells) for number in range(CANDIDATES)] if "eager" in sides or "graph" in sides else []
+        found += [(name, "ours", number, cells) for number in range(PARTS)] if "ours" in sides else []
+    return found
+
+
+def compiled(task: Task) -> tuple[str, dict[str, float], str]:
+    """Compiles a task's kernels."""
+    import no_gpu
+
+    name, side, number, cells = task
+    counted, problem = no_gpu.Counted(), ""
+    try:
+        if side == "ours":
+            for call in _calls(cells, name)[number::PARTS]:
+                call()
+        else:
+            no_gpu.flashcart()
+            with tempfile.TemporaryDirectory() as folder, no_gpu.candidate(number):
+                model = Theirs(Ours(Crystal(Path(folder), 1), name), None, "cpu", False, True)  # flashcart compiles in the edges of an atom, and no sizes
+                model.infer()
+                model.train()
+    except Exception as error:  # noqa: BLE001 - the other kernels are of use
+        problem = f"{type(error).__name__}: {str(error)[:300]}"
+    return f"{name} {side} {number}", counted.told(), problem
+
+
+def _calls(cells: int, variant: str) -> list[Callable[[], Any]]:
+    """A call for each kernel of ours, of a step and of energies and forces. Nothing is computed: graphs are bound to memory that is never touched."""
+    import no_gpu
+
+    bounds = no_gpu.bounds()
+    with tempfile.TemporaryDirectory() as folder:
+        crystal = Crystal(Path(folder), cells)
+        ours = Ours(crystal, variant)
+        program, batch = ours.trainer("cpu")
+        program.step(batch, False)
+        ours.potential()(crystal.species, crystal.positions, crystal.cell, (True,) * 3)
+    return no_gpu.calls(bounds)
+
+
 def summary(found: list[dict[str, Any]]) -> dict[str, Any]:
     """Geometric means over the rows: how much longer flashcart takes, and our share of its memory."""
     out: dict[str, Any] = {"name": "flashcart over ours"}
@@ -399,10 +451,16 @@ def main() -> None:
     parser.add_argument("--block", type=float, default=10, help="seconds of timing for a size")
     parser.add_argument("--flashcart", help="a folder with flashcart and what it needs")
     parser.add_argument("--plan", action="store_true", help="only what the step is lowered to")
+    parser.add_argument("--compile", type=int, default=0, metavar="N", help="only compile the kernels, by so many processes; needs no GPU")
     parser.add_argument("--dry-run", action="store_true", help="a tiny size on the CPU, under TRITON_INTERPRET=1")
     options = parser.parse_args()
     if options.flashcart:
         sys.path.append(options.flashcart)
+    if options.compile:
+        import no_gpu
+
+        say(**no_gpu.spread(compiled, tasks(options.sizes.split(","), options.sides.split(","), options.cells), options.compile, options.seconds))
+        return
     device, start = "cpu" if options.dry_run or options.plan else "cuda", time.perf_counter()
     if device == "cuda":
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False

@@ -3,16 +3,17 @@ run on several GPUs promises.
 
 JSON lines, one a part, the essential first, each as soon as it is known and tried by itself: `one`, `all`, `divided` (`sexpgpu run`: tokens a
 second, the median over logged steps after the first third; each rank's own seconds; what torch's allocator held at most on each
-rank, beside the plan), `torch one`, `torch all`, `one last` (ours on the last GPU: GPUs differ), `numbers` (a small model: one
-rank, N, N again, divided, saved on N and resumed on N and on one), `failures` (how soon a run ends whose rank is killed or paused, and
+rank, beside the plan), `numbers` (a small model: one rank, N, N again, divided, saved on N and resumed on N and on one), `torch one`,
+`torch all`, `one last` (ours on the last GPU: GPUs differ), `failures` (how soon a run ends whose rank is killed or paused, and
 what it says), `links` (`doctor --distributed`). After each timed part come the `ratios` so far; the last lines say what was met. Bars:
 all / one >= 0.95 N, divided / all >= 0.95, all over torch's all at least one over torch's one less 0.02, losses within 1e-5.
 
-torch's processes compile while ours are measured, on processors that ours do not need, and wait for their turn: one side at a time
+torch's processes compile from the end of `one` on, on processors that ours do not need, and wait for their turn: one side at a time
 computes, but for the few steps with which torch warms up. GPUs have a power limit each, so one of them is not slower for the other's work.
 
     python benchmarks/scaling.py --devices 2 --batch 32 --seconds 300     # all parts, between four and five minutes
-    TRITON_INTERPRET=1 python benchmarks/scaling.py --device cpu --tiny --batch 2 --steps 12   # the script itself, without a GPU
+    python benchmarks/scaling.py --device cpu --tiny --batch 2 --steps 30 --slow 3 --seconds 500     # the script itself, without a GPU
+    TRITON_INTERPRET=1 python benchmarks/scaling.py --tiny --batch 1 --steps 6 --slow 5 --parts all,divided     # its kernels, too
 """
 
 from __future__ import annotations
@@ -38,8 +39,12 @@ ROOT = HERE.parent
 CONTEXT, VOCABULARY = 1024, 50304
 SMALL = {"layers": 2, "heads": 2, "d-model": 64, "context": 32, "vocabulary": 512, "warmup": 5}
 #: part -> seconds that it may take, and is begun with at least
-LIMITS = {"one": 90, "all": 75, "divided": 75, "torch one": 90, "torch all": 60, "one last": 40, "numbers": 100, "failures": 60, "links": 30}
+LIMITS = {"one": 90, "all": 75, "divided": 75, "numbers": 100, "torch one": 90, "torch all": 60, "one last": 40, "failures": 60, "links": 30}
 STEPS = 40  # of the small model
+#: a run that hangs says where before its part is over: `running` counts ten times where ranks wait for their GPUs
+SOON = ("--deadline", "running=6s", "--deadline", "compiling=60s", "--deadline", "starting=60s")
+#: variables with which `all` is tried where it fails without; the first that helps stay for the rest
+TRIES: tuple[dict[str, str], ...] = ({"TORCH_NCCL_BLOCKING_WAIT": "0"}, {"NCCL_CUMEM_ENABLE": "0"}, {"NCCL_P2P_DISABLE": "1"})
 NEAR, WORSE = 1e-5, 0.02
 GIB = 2**30
 #: runs first in every process of ours, and says at its end what torch's allocator held
@@ -87,6 +92,8 @@ def last_words(text: str) -> str:
 class Ours:
     """One `sexpgpu run`. `devices`: ordinals; `name`: of its files; `more`: flags."""
 
+    environ: Mapping[str, str] = {}  # of all of them
+
     def __init__(self, folder: Path, file: str, devices: Sequence[int], name: str, device: str, sets: Mapping[str, Any], steps: int, *more: str):
         self.folder, self.name, self.steps = folder, name, steps
         self.peaks = folder / f"{name}.peaks"
@@ -99,13 +106,17 @@ class Ours:
         python = os.pathsep.join([str(folder.parent / "peaks"), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         environ = {**os.environ, "PYTHONPATH": python, "SEXPGPU_DEVICES": ",".join(map(str, devices)), "SCALING_PEAKS": str(self.peaks)}
         if device == "cuda":
-            environ["SEXPGPU_EXPLAIN"] = "kernels"
+            environ |= {"SEXPGPU_EXPLAIN": "kernels", "NCCL_DEBUG": "WARN", "NCCL_DEBUG_FILE": str(folder / f"{name}.nccl.%p"), **self.environ}
         self.begun = time.monotonic()
         with open(self.log, "wb") as log:
             self.process = subprocess.Popen(words, cwd=folder, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=log)
 
     def text(self) -> str:
         return self.log.read_text("utf-8", "replace")
+
+    def last(self) -> str:
+        """The end of standard error, and what NCCL warns of."""
+        return last_words(self.text()) + "".join(f"; NCCL: {path.read_text('utf-8', 'replace')[-300:]}" for path in self.folder.glob(f"{self.name}.nccl.*"))
 
     def step(self) -> int:
         try:
@@ -122,10 +133,11 @@ class Ours:
         try:
             code = self.process.wait(max(1.0, limit))
         except subprocess.TimeoutExpired:
+            state = self.status.read_text("utf-8")[-1200:] if self.status.exists() else "no status"
             self.end()
-            raise RuntimeError(f"{self.name}: not done in {limit:.0f} s: {last_words(self.text())}") from None
+            raise RuntimeError(f"{self.name}: not done in {limit:.0f} s: {self.last()}; {state}") from None
         if code:
-            raise RuntimeError(f"{self.name}: exit code {code}: {last_words(self.text())}")
+            raise RuntimeError(f"{self.name}: exit code {code}: {self.last()}")
         self.seconds = round(time.monotonic() - self.begun, 1)
         return self
 
@@ -233,8 +245,22 @@ class Bench:
 
     def large(self, name: str, file: str, devices: Sequence[int]) -> None:
         sets = {**(SMALL if self.given.tiny else {}), "batch": self.given.batch * len(devices)}
-        run = Ours(self.folder / "large", file, devices, name.replace(" ", "-"), self.given.device, sets, self.given.steps)
+        run = Ours(self.folder / "large", file, devices, name.replace(" ", "-"), self.given.device, sets, self.given.steps, *(SOON if self.given.slow <= 1 else ()))
         self._timed(name, devices=list(devices), batch_each=self.given.batch, **run.wait(self.rest).told())
+
+    def first_together(self, devices: Sequence[int]) -> None:
+        """`all`, in other ways where the first fails."""
+        for environ in ({}, *TRIES):
+            begun, Ours.environ = time.monotonic(), environ
+            try:
+                self.large("all", "plain", devices)
+                return
+            except RuntimeError as error:
+                say("all", failed=str(error)[-1800:], environ=environ)
+                self.limit += time.monotonic() - begun
+                if self.left < 60:
+                    break
+        Ours.environ = {}
 
     def _timed(self, name: str, **found: Any) -> None:
         self.found.setdefault(name, []).append(say(name, **found))
@@ -323,7 +349,7 @@ class Bench:
                 while run.step() <= 5 and run.process.poll() is None and self.rest > 35:
                     time.sleep(0.1)
                 if run.step() <= 5:
-                    raise RuntimeError(f"{way}: it did not step: {last_words(run.text())}")
+                    raise RuntimeError(f"{way}: it did not step: {run.last()}")
                 ranks[way] = [int(p) for p in Path(f"/proc/{run.process.pid}/task/{run.process.pid}/children").read_text().split()]
                 os.kill(ranks[way][-1], ways[way][0])
                 begun[way] = time.monotonic()
@@ -352,16 +378,28 @@ class Bench:
 
     # -- all of it
 
+    def machine(self) -> None:
+        """What the GPUs are and how they are linked, as the driver says it; nothing where there is none."""
+        try:
+            asked = [["nvidia-smi", "--query-gpu=name,power.limit,memory.total", "--format=csv,noheader"], ["nvidia-smi", "topo", "-m"]]
+            said = [subprocess.run(words, capture_output=True, text=True, timeout=20, check=True).stdout for words in asked]
+        except (OSError, subprocess.SubprocessError):
+            return
+        say("machine", gpus=said[0].splitlines(), links=[" ".join(line.split())[:60] for line in said[1].splitlines() if line.startswith(("GPU", "\tGPU", " \tGPU"))], cpus=os.cpu_count())
+
     def all(self) -> None:
         everywhere = list(range(self.n))
+        if self.given.device == "cuda":
+            self.machine()
         makes: dict[str, Callable[[], None]] = {
-            "one": lambda: self.large("one", "plain", [0]), "all": lambda: self.large("all", "plain", everywhere), "divided": lambda: self.large("divided", "divided", everywhere),
+            "one": lambda: self.large("one", "plain", [0]), "all": lambda: self.first_together(everywhere), "divided": lambda: self.large("divided", "divided", everywhere),
             "torch one": lambda: self.torchs("torch one"), "torch all": lambda: self.torchs("torch all"), "one last": lambda: self.large("one last", "plain", everywhere[-1:]),
             "numbers": self.numbers, "failures": self.failures, "links": self.links,
         }  # fmt: skip
-        self.torch |= {name: Torch(name, count, self.given, self.folder) for name, count in (("torch one", 1), ("torch all", self.n)) if name in self.given.parts}
         try:
             for name in self.given.parts:
+                if name != "one" and not self.torch:
+                    self.torch |= {side: Torch(side, count, self.given, self.folder) for side, count in (("torch one", 1), ("torch all", self.n)) if side in self.given.parts}
                 limit = min(self.left, LIMITS[name] * self.given.slow)
                 if limit < 0.4 * LIMITS[name]:
                     say(name, skipped=f"{self.left:.0f} s are left")
@@ -405,7 +443,7 @@ def ddp(given: argparse.Namespace) -> None:
     if cuda:
         torch.cuda.set_device(place)
     if ranks > 1:
-        dist.init_process_group("nccl" if cuda else "gloo", **({"device_id": place} if cuda else {}))
+        dist.init_process_group("nccl" if cuda else "gloo", device_id=place if cuda else None)
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("high")
     context, vocabulary = (int(SMALL["context"]), int(SMALL["vocabulary"])) if given.tiny else (CONTEXT, VOCABULARY)

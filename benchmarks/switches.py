@@ -28,12 +28,14 @@ SETTINGS = {
     "all": Switch(),
     "again": Switch(),
     "nothing aside": Switch(aside=False),
+    "nothing stored over": Switch(over=False),
+    "gelu's gradient in products": Switch(passes=False),
     "products by torch": Switch(products=False),
     "no epilogues": Switch(epilogues=frozenset()),
     **{f"no {kind}": Switch(epilogues=MOST - {kind}) for kind in sorted(MOST)},
     "residual too": Switch(epilogues=frozenset(KINDS)),
 }
-FEW = ("all", "products by torch", "no epilogues", "residual too")  # of GPT-2 above batch 32: every setting's program stays in memory
+FEW = ("all", "gelu's gradient in products", "products by torch", "no epilogues", "residual too")  # of GPT-2 above batch 32: every setting's program stays in memory
 STEPS = 20  # whose losses are compared
 
 
@@ -97,7 +99,7 @@ def case(name: str, file: str, sets: tuple[str, ...], batches: list[dict[str, np
                 off=max(abs(a - b) / abs(b) for a, b in zip(found, losses["all"], strict=True)), same_bits=torch.equal(states[setting], states["all"]))
         except Exception as error:  # noqa: BLE001 - one setting's failure shall not cost the others
             say(f"{name}: {setting}", failed=f"{type(error).__name__}: {error}"[:400])
-    for setting in ("again", "nothing aside"):
+    for setting in ("again", "nothing aside", "nothing stored over"):
         if setting in states and "all" in states:
             say(f"{name}: {setting} has the bits of all", right=losses[setting] == losses["all"] and torch.equal(states[setting], states["all"]))
     times = alternate(sides, steps, rounds)

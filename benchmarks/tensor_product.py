@@ -19,8 +19,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import multiprocessing
-import os
 import statistics
 import sys
 import time
@@ -31,6 +29,7 @@ from typing import Any
 import numpy as np
 import torch
 
+import no_gpu
 from no_gpu import Counted
 from sexpgpu.backends.cuda.cartesian.config import config
 from sexpgpu.backends.cuda.cartesian.launch import TORCH, Edges, Runner, runner
@@ -605,18 +604,8 @@ def tasks(chosen: list[Case], given: argparse.Namespace) -> list[Task]:
 CANDIDATES = {True: 6, False: 13}  # of flashcart's tuner, at most: along edges, and by rows
 
 
-def _begin() -> None:
-    """A process that compiles."""
-    import no_gpu
-
-    torch.set_num_threads(1)
-    no_gpu.install()
-
-
-def _compiled(task: Task) -> tuple[Task, dict[str, float], str]:
-    """Compiles a task's kernels; what it took, and what went wrong."""
-    import no_gpu
-
+def _compiled(task: Task) -> tuple[str, dict[str, float], str]:
+    """Compiles a task's kernels."""
     case, side, what, number = task
     counted = Counted()
     problem = ""
@@ -630,7 +619,7 @@ def _compiled(task: Task) -> tuple[Task, dict[str, float], str]:
                 flashcart(data, False)[what]()
     except Exception as error:
         problem = f"{type(error).__name__}: {str(error)[:200]}"
-    return task, counted.told(), problem
+    return f"{case.name} {case.dtype} {side} {what} {number}", counted.told(), problem
 
 
 def _one_of_ours(data: Data, what: str, number: int, run: Runner) -> None:
@@ -648,28 +637,6 @@ def single(product: Product, launch: Launch, run: Runner) -> tuple[Product, Laun
     alone = Launch(launch.mode, tuple(range(len(launch.outputs))), launch.ranks, launch.firsts)
     run.tiles[part, alone] = run.tile(product, launch)
     return part, alone
-
-
-def compile_all(chosen: list[Case], given: argparse.Namespace) -> None:
-    """Every kernel of the cases, by processes that have no GPU. Says what it took; more than --seconds are not begun."""
-    started, total, failed = time.perf_counter(), Counted(), 0
-    todo = tasks(chosen, given)
-    with multiprocessing.get_context("spawn").Pool(given.compile, _begin, maxtasksperchild=50) as pool:
-        def within() -> Iterator[Task]:
-            for task in todo:
-                if time.perf_counter() - started < given.seconds:
-                    yield task
-
-        done = 0
-        for task, told, problem in pool.imap_unordered(_compiled, within()):
-            done += 1
-            total.found += told["found"]
-            total.compiled += told["compiled"]
-            total.seconds += told["compile_s"]
-            failed += bool(problem)
-            if problem or told["compile_s"] > 1:
-                print(f"{time.perf_counter() - started:7.1f} s  {task[0].name} {task[0].dtype} {task[1]} {task[2]} {task[3]}: {told['compiled']} kernels {told['compile_s']} s {problem}", file=sys.stderr, flush=True)
-    say(name="compiled", seconds=round(time.perf_counter() - started, 1), tasks=len(todo), done=done, failed=failed, kernels=total.told())
 
 
 A_CASE = {"check": 1.5, "a side": 1.2, "a pass": 0.3}  # s: guesses until a GPU has told
@@ -692,7 +659,10 @@ def main(arguments: list[str] | None = None) -> None:
     number, parts = map(int, given.part.split("/"))
     wanted = list(cases(given))[number::parts]
     if given.plan or given.compile:
-        (say_plan if given.plan else compile_all)(wanted, given)
+        if given.plan:
+            say_plan(wanted, given)
+        else:
+            say(**no_gpu.spread(_compiled, tasks(wanted, given), given.compile, given.seconds))
         return
     run = runner(given.dry_run, "interpreted" if given.dry_run else torch.cuda.get_device_name())
     started = time.perf_counter()

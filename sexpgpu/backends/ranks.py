@@ -50,6 +50,9 @@ class Team(Protocol):
     def waiting(self, what: str) -> AbstractContextManager[None]:
         """Around a wait of the host for the device, which does its own work and waits for the other ranks."""
 
+    def making(self) -> AbstractContextManager[None]:
+        """Around the making of a graph, where kernels may be compiled while the others go on to wait."""
+
     def waited(self, seconds: float) -> None:
         """So long the device waited for them."""
 
@@ -85,6 +88,9 @@ class Alone:
         return text
 
     def waiting(self, what: str) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def making(self) -> AbstractContextManager[None]:
         return nullcontext()
 
     def waited(self, seconds: float) -> None: ...

@@ -15,6 +15,8 @@ from sexpgpu.ops.helpers import (
     require_dtype,
     require_indices,
     require_number,
+    same_dtype,
+    traffic,
 )
 from sexpgpu.ops.leaves import TORCH_NAMES
 
@@ -88,6 +90,21 @@ def _scatter_vjp(node: Node, ct: Node) -> tuple[Node | None, ...]:
     return (build("gather", ct, node.inputs[1], axis=node.attrs["axis"]), None)
 
 
+def _infer_onto(types: Types, attrs: Attrs) -> TensorType:
+    x, updates, indices = types
+    same_dtype("scatter-onto", (x, updates))
+    found = _infer_scatter((updates, indices), {"axis": 0, "count": x.shape[0] if x.rank else 0, "batch": False})
+    if found.shape != x.shape:
+        raise OpProblem("E-SHAPE-001", f"scatter-onto: updates {updates} at {indices} do not belong to {x}")
+    return x
+
+
+def _onto(torch: Any, node: Node, args: list[Any]) -> Any:
+    """In index order."""
+    x, updates, indices = args
+    return x.clone().index_add_(0, indices.reshape(-1), updates.reshape(-1, *x.shape[1:]))
+
+
 def _infer_one_hot(types: Types, attrs: Attrs) -> TensorType:
     require_indices("one-hot", types[0])
     if not is_int(attrs["count"]) or attrs["count"] < 1:
@@ -131,6 +148,18 @@ OPS = (
         ),
         example="(scatter-add x indices :count 10)",
         canonical=_canonical_scatter,
+    ),
+    Op(
+        "scatter-onto",
+        "x with each update added at its index of the first axis. A pass makes it of a sum with `scatter-add` (`passes/onto.py`).",
+        ("x", "updates", "indices"),
+        _infer_onto,
+        _onto,
+        lambda node: (node.inputs[1].type.size, traffic(node)),
+        Lowering("template", "scatter-onto"),
+        lisp=False,
+        differentiable=False,
+        example="(scatter-onto x updates indices)",
     ),
     Op(
         "one-hot",

@@ -134,6 +134,9 @@ class Seat:
     def waiting(self, what: str) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
 
+    def making(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
     def waited(self, seconds: float) -> None:
         assert seconds == 0.0  # nobody waits for a device here
 

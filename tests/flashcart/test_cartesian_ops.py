@@ -9,6 +9,7 @@ from sexpgpu.ir import TensorType
 from sexpgpu.ops import OpProblem, build
 from sexpgpu.ops import table as op_table
 from sexpgpu.ops.cartesian import algebra
+from sexpgpu.ops.cartesian import product as product_
 from sexpgpu.ops.cartesian.algebra import Path, components, multinomial, paths, terms
 from sexpgpu.ops.cartesian.product import Form
 from sexpgpu.passes.autodiff import grad
@@ -263,3 +264,29 @@ def test_whoever_asks_first_decides_no_device():
         assert op_table()["cartesian-expand"].reference(torch, node, [torch.ones(1, 3, dtype=torch.float64)]).is_meta
     found = op_table()["cartesian-expand"].reference(torch, node, [torch.tensor([[0.0, 0.0, 1.0]], dtype=torch.float64)])
     assert found[0, :4].tolist() == [1.0, 0.0, 0.0, 1.0]
+
+
+@pytest.mark.parametrize(("edges", "shared", "reduced"), [(True, False, False), (True, True, True), (False, False, True), (False, True, False)])
+def test_a_part_of_the_edges_at_a_time_gives_the_same(monkeypatch, edges, shared, reduced):
+    """And no more paths are held than there is room for."""
+    b, rows, nodes = Bench(), 23, 7 if edges else 23
+    size = len(paths(2, 1, 2)) * 3
+    wrt = [b.leaf("x", RNG.standard_normal((nodes, 9, 3))), b.leaf("y", RNG.standard_normal((rows, 4))), b.leaf("w", RNG.standard_normal(size if shared else (rows, size)))]
+    ends = [b.leaf(n, RNG.integers(0, nodes, rows), "i32") for n in ("senders", "receivers")] if edges else []
+    out = build("tensor-product", *wrt, *ends, **{"l-max": 2, "reduce-paths": reduced})
+    first, second = derivatives(out, wrt, b.leaf("c", RNG.standard_normal(out.type.shape)), [b.leaf(f"v{i}", RNG.standard_normal(x.type.shape)) for i, x in enumerate(wrt)])
+    results = {"out": out} | {str(i): g for i, g in enumerate([*first, *second])}
+    whole = b.run(**results)
+    held, derive = [], product_._derivative
+
+    def watched(torch_, tables, target, x, y, w, c):
+        held.append(max(len(t) for t in (x, y, c) if t is not None))
+        return derive(torch_, tables, target, x, y, w, c)
+
+    monkeypatch.setattr(product_, "_derivative", watched)
+    components = sum(2 * p.result + 1 for p in paths(2, 1, 2))
+    monkeypatch.setattr(product_, "TOGETHER", 5 * components * 3 * 8)
+    parts = b.run(**results)
+    assert max(held) == 5 and len(held) > 5 * 8 and len(held) % 5 == 0  # 23 rows are 5 times 5
+    for name, value in whole.items():
+        np.testing.assert_allclose(parts[name], value, rtol=1e-13, atol=1e-13)

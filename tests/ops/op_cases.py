@@ -179,6 +179,7 @@ CASES: list[Case] = [
     *_unary("positive", log=np.log, log1p=np.log1p, sqrt=np.sqrt, rsqrt=lambda x: x**-0.5, reciprocal=lambda x: 1 / x),
     Case("relu-grad", (REAL, REAL), lambda x, c: np.where(x <= 0, 0, c)),
     Case("gelu-grad", (REAL, REAL), lambda x, c: c * _gelu_slope(x)),
+    Case("gelu-tanh-grad", (REAL, REAL), lambda x, c: c * _gelu_tanh_slope(x)),
     *(
         Case(f"logical-{n}", (((2, 3), "bool"), ((3,), "bool")), f)
         for n, f in {"and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor}.items()
@@ -228,6 +229,7 @@ CASES: list[Case] = [
     Case("gather", (((4, 2), "real"), ((), "index:4")), lambda x, i: x[i]),
     Case("scatter-add", (((3, 2), "real"), ((3,), "index:2")), _scatter(0, 4), {"count": 4}),
     Case("scatter-add", (((2, 2, 2), "real"), ((2, 2), "index:3")), _scatter(1, 3), {"axis": 1, "count": 3}),
+    Case("scatter-onto", (((4, 2), "real"), ((2, 3, 2), "real"), ((2, 3), "index:4")), lambda x, u, i: x + _scatter(0, 4)(u.reshape(6, 2), i.reshape(6))),
     Case("one-hot", (((2, 2), "index:4"),), lambda i: np.eye(4)[i], {"count": 4, "dtype": "f64"}),
     Case("matmul", (((2, 3), "real"), ((3, 2), "real")), np.matmul),
     Case("matmul", (((2, 2, 3), "real"), ((3, 2), "real")), np.matmul),

@@ -14,6 +14,7 @@ from sexpgpu.passes.epilogues import KINDS, epilogues
 from sexpgpu.passes.expand import expand_gradients
 from sexpgpu.passes.precision import apply_precision
 from sexpgpu.passes.schedule.decompose import decompose
+from sexpgpu.passes.slopes import slopes
 
 ALL = frozenset(KINDS)
 
@@ -42,6 +43,15 @@ class Block:
         generator = torch.Generator().manual_seed(0)
         bound = {n: torch.randn(n.type.shape, generator=generator).to(TORCH[n.type.dtype]) for n in (*self.leaves, self.ct)}
         return {name: t.clone() for name, t in compile_graph(results).run(bound).items()}
+
+
+def feed_forward(rows: int, bias: bool = True) -> dict[str, Node]:
+    """Gradients of W2 gelu(W1 x + b) over `rows` rows of 1,024, in bf16."""
+    x, ct, up, b, down = (leaf(n, *s) for n, s in (("x", (rows, 1024)), ("ct", (rows, 1024)), ("up", (1024, 4096)), ("b", (4096,)), ("down", (4096, 1024))))
+    y = build("matmul", build("gelu-tanh", build("+", build("matmul", x, up), b)), down)
+    by = [up, down, x, *([b] if bias else [])]
+    loss = build("sum", build("*", y, ct))
+    return decompose(apply_precision(expand_gradients({f"by {n.attrs['name']}": g for n, g in zip(by, grad(loss, by), strict=True)}, Origins()), "bf16"))
 
 
 def count(results: dict[str, Node]) -> dict[str, int]:
@@ -101,3 +111,28 @@ def test_sums_of_rows_without_their_product_are_named():
     total = build("sum", build("cast", rows, dtype="f32"), axis=(0,))
     after, told = epilogues({"total": total}, ALL)
     assert after == {"total": total} and [(d.kind, d.taken) for d in told] == [("sum", False)]
+
+
+def test_a_large_gradient_of_gelu_with_a_bias_has_a_kernel_of_its_own():
+    """Two epilogues read 2 tensors slower than a kernel reads or writes 3; a small one is not worth a launch, and without the bias's sum the
+    product's epilogue has less to do."""
+    found, told = epilogues(feed_forward(16384), ALL)
+    (why,) = [d.why for d in told if d.kind == "gelu-grad" and not d.taken]
+    assert "gelu where that is needed once more" in why and count(found)["matmul-gelu"] == 2
+    assert not {"matmul-gelu-grad", "matmul-rows"} & count(found).keys()
+    for graph, passes in ((feed_forward(16384), False), (feed_forward(256), True), (feed_forward(16384, bias=False), True)):
+        found, told = epilogues(graph, ALL, passes=passes)
+        assert count(found)["matmul-gelu-grad"] == 1 and all(d.taken for d in told if d.kind == "gelu-grad")
+
+
+def test_a_gradient_of_gelu_that_is_written_out_is_one_operation():
+    for precision, activation, one in (("bf16", "gelu-tanh", 1), ("f32", "gelu-tanh", 1), ("f32", "gelu", 0), ("f32", "silu", 0)):
+        block = Block(activation, precision)
+        after = slopes(block.before)
+        assert count(after).get("gelu-tanh-grad", 0) == one and "tanh" not in count(after)
+        expected, found = block.values(block.before), block.values(after)
+        for name, value in expected.items():
+            near = 2e-2 if precision == "bf16" else 1e-5
+            torch.testing.assert_close(found[name], value, rtol=near, atol=near * float(value.abs().max()))
+            assert one or torch.equal(found[name], value)
+    assert slopes({"t": build("tanh", leaf("t", 3))})["t"].op == "tanh"

@@ -18,6 +18,7 @@ from sexpgpu.run.ranks.agree import AgreedControls, AgreedFeed, Shares
 from sexpgpu.run.ranks.collectives import interface_of, prepare
 from sexpgpu.run.ranks.judge import DEADLINES, Judge, Verdict, deadlines
 from sexpgpu.run.ranks.layout import Layout, layout_of
+from sexpgpu.run.ranks.member import Member
 from sexpgpu.run.ranks.probe import Probe
 from sexpgpu.run.ranks.wire import LONGEST, Closed, Wire
 from sexpgpu.run.signals import Halted
@@ -119,6 +120,15 @@ def test_a_rank_that_lets_the_others_wait_has_as_long_as_its_phase(phase, waits,
     assert (verdict is not None) == falls
     if falls:
         assert verdict.code == "E-RUN-062" and verdict.rank == 0 and phase in verdict.message
+
+
+def test_a_graph_that_is_made_later_has_the_time_of_a_compilation_too():
+    member = object.__new__(Member)  # without a supervisor
+    member._phase, member._done = "running", 5
+    with pytest.raises(ValueError, match="compiler"), member.within("compiling"):
+        phase, done = member._phase, member._done
+        raise ValueError("the compiler's")
+    assert (phase, done) == ("compiling", 6) and (member._phase, member._done) == ("running", 7)
 
 
 def test_the_first_step_has_the_time_of_a_compilation():
@@ -401,6 +411,7 @@ def test_nccl_is_prepared_and_what_the_user_set_wins():
     prepare(environ, "127.0.0.1")
     assert environ["NCCL_NVLS_ENABLE"] == "0" and environ["NCCL_GRAPH_REGISTER"] == "0" and environ["NCCL_RUNTIME_CONNECT"] == "1"
     assert environ["NCCL_SOCKET_IFNAME"] == "=lo" and interface_of("203.0.113.7") == ""
+    assert environ["TORCH_NCCL_BLOCKING_WAIT"] == "1" and environ["NCCL_RAS_ENABLE"] == "0", "no thread and no port but the supervisors know of it"
 
 
 class Fake:

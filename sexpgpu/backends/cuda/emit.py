@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import reduce
 
-from sexpgpu.ir import Node, Origins
+from sexpgpu.ir import DTYPES, Node, Origins
 from sexpgpu.ops import table
 from sexpgpu.ops.random import DRAWS
 from sexpgpu.passes.schedule.fuse import PERSISTENT, REDUCTIONS, Kernel, element, form, joined, padded, reduced_shape
@@ -108,6 +108,8 @@ def choose_blocks(kernel: Kernel, device: str) -> Blocks:
         return Blocks(high, wide if kind != "long" else 4096, 2 if sums and rows > 2 * high else 1)
     if kind == "rows" and columns >= APART:
         return _wide_rows(rows, columns, sums)
+    if kind == "flat" and not sums and rows * columns >= LARGE and len({DTYPES[b.type.dtype] for b in kernel.stores}) > 1:
+        return Blocks(1, 512, 1, 4, 1, 2)  # values of 2 and of 4 bytes: four neighbours a thread, see `Blocks`
     return _gpu_blocks(kind, rows, columns, sums)
 
 

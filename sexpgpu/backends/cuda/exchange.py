@@ -121,6 +121,9 @@ class Exchange:
                 quietly()
                 choice.settle(self.team.tell)
             work()
+            if isinstance(self._stream, torch.cuda.Stream):  # where a rank does not come, this one waits for it, and is not slow itself
+                with self.team.waiting("the first sums"):
+                    torch.cuda.current_stream().synchronize()
 
         return rehearse
 

@@ -22,6 +22,7 @@ from sexpgpu.ops.helpers import total
 from sexpgpu.ops.linear_entropy import LOSS
 from sexpgpu.passes.chains import chains
 from sexpgpu.passes.epilogues import Decision, epilogues
+from sexpgpu.passes.onto import onto
 from sexpgpu.passes.products import products
 from sexpgpu.passes.rank_maps import rank_maps
 from sexpgpu.passes.rewrite import rebuild, rewrite
@@ -122,7 +123,7 @@ class Compiled:
                 self.placed[node] = name
         lives = self._lives()
         #: what a kernel stores -> the value in whose place, as it reads that for the last time
-        self.over = stored_over(self.schedule.launches, lives, lambda kernel: self.emitted[kernel].aligned if kernel in self.emitted else frozenset())
+        self.over = stored_over(self.schedule.launches, lives, lambda kernel: self.emitted[kernel].aligned if kernel in self.emitted else frozenset()) if choice.SWITCH.over else {}
         self.plan: Plan = plan(lives, self.over)
 
     def _joint(self) -> dict[Node, tuple[int, dict[int, Node]]]:
@@ -242,7 +243,7 @@ class Compiled:
 
 def _lowered(results: Mapping[str, Node], origins: Origins | None) -> tuple[dict[str, Node], list[Decision]]:
     found = chains(products(rank_maps(join(decompose(results, origins), origins), origins), origins), origins)
-    found, decisions = epilogues(found, choice.SWITCH.epilogues, origins, choice.SWITCH.passes)
+    found, decisions = epilogues(onto(found, origins), choice.SWITCH.epilogues, origins, choice.SWITCH.passes)
     return slopes(found, origins), decisions
 
 

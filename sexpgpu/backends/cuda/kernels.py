@@ -63,3 +63,68 @@ def entropy_rows(logits, labels, ct, losses, CLASSES: tl.constexpr, WIDE: tl.con
             if LOW:
                 g = to_bf16(g)
             tl.store(base + c, g, mask=c < CLASSES)
+
+
+@triton.jit(do_not_specialize=["count", "places"])
+def scattered(keys, order, rows, out, firsts, lasts, count, places, COLUMNS: tl.constexpr, CHUNK: tl.constexpr, WIDE: tl.constexpr):
+    """out[keys[e]] += rows[order[e]] for e of 0 … count - 1; keys [count] in order, equal ones together, those outside 0 … places - 1 for nothing.
+
+    A program takes CHUNK of them and WIDE columns. What is whole in there goes to its row, which no other program writes; of what began
+    before, the sum goes to `firsts` [chunks COLUMNS], of what goes on behind, to `lasts`: `gathered_ends` adds those up.
+    """
+    chunk = tl.program_id(0)
+    c = tl.program_id(1) * WIDE + tl.arange(0, WIDE)[None, :]
+    inside = c < COLUMNS
+    begin = chunk * CHUNK
+    end = tl.minimum(begin + CHUNK, count)
+    key = tl.load(keys + begin)
+    own = (begin == 0) | (tl.load(keys + tl.maximum(begin, 1) - 1) != key)  # whether this key began here
+    total = tl.zeros((1, WIDE), tl.float32)
+    row = tl.load(rows + tl.load(order + begin).to(tl.int64) * COLUMNS + c, mask=inside, other=0.0)
+    for at in range(begin, end):
+        e = at + tl.full((), 1, tl.int32)  # the one behind, whose row is on its way while this one's is added
+        following = tl.load(keys + e, mask=e < count, other=-1)
+        ahead = tl.load(order + e, mask=e < end, other=0).to(tl.int64)
+        total += row
+        row = tl.load(rows + ahead * COLUMNS + c, mask=c < tl.where(e < end, COLUMNS, 0), other=0.0)
+        if (following != key) | (e == count):
+            good = c < tl.where((key >= 0) & (key < places), COLUMNS, 0)
+            place = out + key.to(tl.int64) * COLUMNS + c
+            if own:
+                tl.store(place, tl.load(place, mask=good, other=0.0) + total, mask=good)
+            else:
+                tl.store(firsts + chunk.to(tl.int64) * COLUMNS + c, total, mask=inside)
+            total = tl.zeros((1, WIDE), tl.float32)
+            own = own | (e > begin)
+        elif e == end:
+            if own:
+                tl.store(lasts + chunk.to(tl.int64) * COLUMNS + c, total, mask=inside)
+            else:
+                tl.store(firsts + chunk.to(tl.int64) * COLUMNS + c, total, mask=inside)
+        key = following
+
+
+@triton.jit(do_not_specialize=["count", "places"])
+def gathered_ends(keys, out, firsts, lasts, count, places, COLUMNS: tl.constexpr, CHUNK: tl.constexpr, WIDE: tl.constexpr, STEP: tl.constexpr):
+    """For the key that began in a chunk and goes on behind it: out[key] += its sums, of the chunks in their order, STEP at once."""
+    chunk = tl.program_id(0)
+    c = tl.program_id(1) * WIDE + tl.arange(0, WIDE)[None, :]
+    inside = c < COLUMNS
+    begin, end = chunk * CHUNK, (chunk + 1) * CHUNK
+    if end < count:
+        key = tl.load(keys + end - 1)
+        own = (begin == 0) | (tl.load(keys + begin) != key) | (tl.load(keys + tl.maximum(begin, 1) - 1) != key)
+        if own & (tl.load(keys + end) == key):
+            total = tl.load(lasts + chunk.to(tl.int64) * COLUMNS + c, mask=inside, other=0.0)
+            at = chunk + 1
+            go = 1
+            while go > 0:
+                n = at + tl.arange(0, STEP)[:, None]
+                there = n.to(tl.int64) * CHUNK < count
+                same = there & (tl.load(keys + n.to(tl.int64) * CHUNK, mask=there, other=-1) == key)
+                total += tl.sum(tl.load(firsts + n.to(tl.int64) * COLUMNS + c, mask=same & inside, other=0.0), axis=0, keep_dims=True)
+                go = tl.min(same.to(tl.int32))
+                at += STEP
+            good = c < tl.where((key >= 0) & (key < places), COLUMNS, 0)
+            place = out + key.to(tl.int64) * COLUMNS + c
+            tl.store(place, tl.load(place, mask=good, other=0.0) + total, mask=good)

@@ -291,6 +291,30 @@ def _leave(total: torch.Tensor, out: torch.Tensor, parts: Sequence[torch.Tensor]
         out.copy_(total)
 
 
+TOGETHER = 32  # updates that one program adds, one after the other
+
+
+def scatter_onto(node: Node, x: torch.Tensor, updates: torch.Tensor, indices: torch.Tensor, out: torch.Tensor) -> None:
+    """x with each update added at its index, those of one index in the order in which they stand: always the same bits."""
+    if _reference(node, (x, updates, indices), out):
+        return
+    if x.data_ptr() != out.data_ptr():
+        out.copy_(x)
+    if indices.numel():
+        add_rows(out, updates.reshape(-1, out.shape[-1]).contiguous(), indices.reshape(-1))
+
+
+def add_rows(out: torch.Tensor, rows: torch.Tensor, indices: torch.Tensor) -> None:
+    """out[indices[e]] += rows[e]; out [places columns] and rows [count columns] f32, each in one piece."""
+    count, columns = rows.shape
+    keys, order = torch.sort(indices, stable=True)
+    chunks, wide = -(-count // TOGETHER), min(256, 1 << (columns - 1).bit_length())
+    ends = torch.empty((2, chunks, columns), dtype=torch.float32, device=out.device)
+    grid = chunks, -(-columns // wide)
+    modules.by_hand("scattered")[grid](keys, order, rows, out, ends[0], ends[1], count, out.shape[0], columns, TOGETHER, wide, num_warps=2)
+    modules.by_hand("gathered_ends")[grid](keys, out, ends[0], ends[1], count, out.shape[0], columns, TOGETHER, wide, 8, num_warps=4)
+
+
 CHUNK = 1 << 30  # bytes of logits that stand at once, at most
 LEAST = 1 << 28  # and in few parts where they are fewer: a part is a product of its own
 PARTS = 6  # a sixth of a batch's logits is about what the backward pass of a block needs beside what it keeps
@@ -355,7 +379,7 @@ def heads_in_parts(operands: Sequence[torch.Tensor], outs: Mapping[int, torch.Te
 
 OUT: dict[str, Callable[..., None]] = {
     "matmul": matmul, "matmul-f32": matmul, "matmul-bias": matmul_bias, "matmul-gelu-grad": matmul_gelu_grad,
-    "matmul-add": matmul_add, "rank-map": rank_map,
+    "matmul-add": matmul_add, "rank-map": rank_map, "scatter-onto": scatter_onto,
 }  # fmt: skip
 
 #: op -> function (node, operands, number of the output -> tensor) that makes, at the first of several nodes over the same operands,

@@ -537,12 +537,13 @@ class CudaProgram:
         with memory_errors(self.plan), torch.no_grad():
             before = self._flight.get(turn)
             if before is not None:
-                before.wait()
+                with self.team.waiting("the sums of a step"):
+                    before.wait()
             self._take(batches, turn, capacity)
             self._latest = flags[-1], len(batches), capacity
             key = flags, capacity
             if key not in self._steps:
-                with self._modes():
+                with self._modes(), self.team.making():
                     self._steps[key] = self._build_step(*key)
             replay, report = self._steps[key]
             begun = report.begin()
@@ -587,7 +588,8 @@ class CudaProgram:
         size = capacity_of(batch) if packed else samples
         with memory_errors(self.plan), torch.no_grad(), self._modes():
             if (name, size) not in self._evals:
-                self._evals[name, size] = self._build_eval(name, size, batch)
+                with self.team.making():
+                    self._evals[name, size] = self._build_eval(name, size, batch)
             replay, report, fields, means, plain, value = self._evals[name, size]
             for field, array in batch.items():
                 fields[field].copy_(self._host(array), non_blocking=True)

@@ -23,6 +23,7 @@ from sexpgpu.ops.helpers import Attrs, Types, is_int, require_float, require_ind
 Canonical = tuple[tuple[Node, ...], Attrs]
 RULE = "a product of ranks l1 and l2 has the ranks |l1-l2| … l1+l2 for which l1+l2+l3 is even"
 SLOTS = ("a", "b", "weights", "result")
+TOGETHER = 1 << 26  # bytes of the paths that the reference holds at once
 
 
 @dataclass(frozen=True)
@@ -382,7 +383,8 @@ def _derivative(torch: Any, tables: _Tables, target: str, a: Any, b: Any, w: Any
 def _reference(torch: Any, node: Node, args: list[Any]) -> Any:
     """Φ's derivative by the node's slot. Sums are in the operands' dtype, those of bf16 and f16 in f32, rounded once.
 
-    A convolution adds in the order of the edges, so the result does not depend on threads.
+    A convolution adds in the order of the edges, so the result does not depend on threads. Edges, or rows, are taken as many at once as
+    `TOGETHER` has room for: all paths of all edges at once would be gigabytes.
     """
     target = "result" if node.op == "tensor-product" else node.attrs["target"]
     dtype = torch.float32 if node.type.dtype in ("bf16", "f16") else args[0].dtype
@@ -397,38 +399,40 @@ def _reference(torch: Any, node: Node, args: list[Any]) -> Any:
     a, b = (None if s == target else slots[s].reshape(*types[s].shape[:2], channels[s]) for s in ("a", "b"))
     w = None if target == "weights" else slots["weights"].reshape(
         types["weights"].shape[0] if types["weights"].rank == 2 else 1, len(form.paths), form.channels)
-    w = None if w is None else w.index_select(1, tables.weight_order)
     rows = None if target == "result" else tables.inner(torch, slots["result"])
-    if indices is not None:
-        senders, receivers = indices
-        a = None if a is None else a.index_select(0, senders)
-        rows = None if rows is None else rows.index_select(0, receivers)
-    if swap:
-        a, b = b, a
     inner = {"a": "b", "b": "a"}.get(target, target) if swap else target
-    out = _derivative(torch, tables, inner, a, b, w, rows)
+    size = len(indices[0]) if indices is not None else count
+    step = max(1, TOGETHER // max(1, tables.size * form.channels * dtype.itemsize))
+    ends = dict(zip(("senders", "receivers"), indices or (), strict=False))
+    shared = types["weights"].rank == 1
+    parts = []
+    total: Any = None  # of what is added over parts: [nodes …], or the weights that all rows share
+    for start in range(0, max(1, size), step):
+        stop = min(size, start + step)
+        one = {name: index[start:stop] for name, index in ends.items()}
+        x, y = None if a is None else a.index_select(0, one["senders"]) if ends else a[start:stop], None if b is None else b[start:stop]
+        c = None if rows is None else rows.index_select(0, one["receivers"]) if ends else rows[start:stop]
+        own = None if w is None else (w if shared else w[start:stop]).index_select(1, tables.weight_order)
+        out = _derivative(torch, tables, inner, *((y, x) if swap else (x, y)), own, c)
+        if target == "weights":
+            out = out.index_select(1, tables.weight_back)
+        elif target != "result" and (types[target].rank == 2 or types[target].shape[2] == 1):
+            out = out.sum(2, keepdim=True)
+        if target == "weights" and shared:
+            total = out.sum(0) if total is None else total + out.sum(0)
+        elif ends and target in ("a", "result"):
+            total = torch.zeros(count, *out.shape[1:], dtype=out.dtype) if total is None else total
+            total.index_add_(0, one["senders" if target == "a" else "receivers"], out)
+        else:
+            parts.append(out)
+    whole = total if total is not None else parts[0] if len(parts) == 1 else torch.cat(parts, 0)
     if target == "result":
-        if indices is not None:
-            out = _added(torch, out, receivers, count)
-        return tables.outer(torch, out).to(_dtype(torch, node))
-    if target == "weights":
-        out = out.index_select(1, tables.weight_back)
-        out = out.sum(0) if types["weights"].rank == 1 else out
-        return out.reshape(node.type.shape).to(_dtype(torch, node))
-    if types[target].rank == 2 or types[target].shape[2] == 1:
-        out = out.sum(2, keepdim=True)
-    if target == "a" and indices is not None:
-        out = _added(torch, out, senders, count)
-    return out.reshape(node.type.shape).to(_dtype(torch, node))
+        return tables.outer(torch, whole).to(_dtype(torch, node))
+    return whole.reshape(node.type.shape).to(_dtype(torch, node))
 
 
 def _dtype(torch: Any, node: Node) -> Any:
     return {"bf16": torch.bfloat16, "f16": torch.float16, "f64": torch.float64}.get(node.type.dtype, torch.float32)
-
-
-def _added(torch: Any, rows: Any, indices: Any, count: int) -> Any:
-    out = torch.zeros(count, *rows.shape[1:], dtype=rows.dtype)
-    return out.index_add_(0, indices, rows)
 
 
 def _cost(node: Node) -> tuple[int, int]:

@@ -64,9 +64,9 @@ class Call:
 class Kernel:
     """One fused kernel over rows x columns elements (`rows` 1: flat).
 
-    units: in topological order; stores: those that memory keeps; reads: kept tensors of other launches, and leaves; aligned: those of
-    them that are read only at the element that is stored then. again: value of the kernel's text -> what stands for it here, where
-    layers run again.
+    units: in topological order; stores: those that memory keeps; reads: kept tensors of other launches, and leaves. own: stored value
+    -> those of them that its elements are computed of, and that the kernel reads nowhere else. again: value of the kernel's text
+    -> what stands for it here, where layers run again; `own` is of the text.
     """
 
     rows: int
@@ -75,7 +75,7 @@ class Kernel:
     stores: tuple[Node, ...] = ()
     reads: list[Node] = field(default_factory=list)
     inline: frozenset[Node] = frozenset()
-    aligned: frozenset[Node] = frozenset()
+    own: Mapping[Node, frozenset[Node]] = field(default_factory=dict)
     again: Mapping[Node, Node] = field(default_factory=dict)
 
 
@@ -507,19 +507,23 @@ class Fuser:
                 made.append(launch)
                 continue
             stores = tuple(u for u in launch.units if u in outside)
-            made.append(Kernel(launch.rows or 1, launch.columns, tuple(launch.units), stores, list(bases), frozenset(self.kept), self._aligned(launch, bases)))
+            made.append(Kernel(launch.rows or 1, launch.columns, tuple(launch.units), stores, list(bases), frozenset(self.kept), self._own(launch, bases, stores)))
         return Schedule(tuple(self._sorted(made, home)), self.results, frozenset(self.kept))
 
-    def _aligned(self, group: _Group, bases: Iterable[Node]) -> frozenset[Node]:
-        """Of what a kernel reads, that which it reads at its own elements alone; none where it goes over a row more than once."""
+    def _own(self, group: _Group, bases: Iterable[Node], stores: tuple[Node, ...]) -> dict[Node, frozenset[Node]]:
+        """Stored value -> what is read at the kernel's own elements alone, and needed for the value's; none where it goes over a row twice."""
         rows, columns = group.rows or 1, group.columns
         if columns > PERSISTENT and any(form(u, self._point(u)) == "row" for u in group.units):
-            return frozenset()
+            return {}
         here = lift(Var("r", rows)) * columns + lift(Var("c", columns))
-        found = {b for b in bases if b.type.size == rows * columns}
+        alone = {b for b in bases if b.type.size == rows * columns}
         for unit in group.units:
-            found -= {base for base, place in self._unit_reads(unit, rows, columns) if place != here}
-        return frozenset(found)
+            alone -= {base for base, place in self._unit_reads(unit, rows, columns) if place != here}
+        found: dict[Node, frozenset[Node]] = {}
+        for unit in group.units:
+            read = {base for base, _ in self._unit_reads(unit, rows, columns)}
+            found[unit] = frozenset(alone & read).union(*(found[base] for base in read if base in found))
+        return {unit: found[unit] for unit in stores if found[unit]}
 
     def _sorted(self, launches: list[Launch], home: Mapping[Node, int]) -> list[Launch]:
         """Producers first; among those that may run, one that leaves fewer bytes alive than before, else the one whose last value is

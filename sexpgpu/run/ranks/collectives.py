@@ -134,6 +134,10 @@ class Collectives:
         """Around a wait of the host for the device, which does its own work and waits for the other ranks."""
         return self._member.collective(what, device=True)
 
+    def making(self) -> AbstractContextManager[None]:
+        """Around the making of a graph: a deadline of `compiling` counts."""
+        return self._member.within("compiling")
+
     def waited(self, seconds: float) -> None:
         """So long the device waited for them: no time of this rank's own."""
         self._member.waited(seconds)

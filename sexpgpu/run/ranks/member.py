@@ -86,6 +86,16 @@ class Member:
         self._phase = name
         self.progress()
 
+    @contextlib.contextmanager
+    def within(self, name: str) -> Iterator[None]:
+        """A phase inside another."""
+        before = self._phase
+        self.phase(name)
+        try:
+            yield
+        finally:
+            self.phase(before)
+
     def progress(self) -> None:
         """Something was done."""
         self._done += 1
