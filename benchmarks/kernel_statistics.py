@@ -152,7 +152,6 @@ def by_hand() -> Iterator[tuple[str, ASTSource, dict[str, Any]]]:
     yield "gathered_ends", source(hand.gathered_ends, rows, constants | {"STEP": 8}), {"num_warps": 4}
     half = {n: "*bf16" for n in ("Q", "K", "V", "Ct", "Out", "DQ", "DK", "DV")} | {n: "*fp32" for n in ("Lse", "Delta", "Sums")}
     shared = {"D": 64, "LOW": True, "CPU": False}
-    yield "attention inner", source(attention.inner, half, shared | {"ROWS": 64}), {"num_warps": 4}
     both = (("by_keys", attention.KEYS), ("by_queries", attention.QUERIES))
     for (name, (m, n, warps, stages)), sums in itertools.product(both, (False, True)):
         constants = shared | {"SCALE": 0.125, "CAUSAL": True, "M": m, "N": n, "EVEN": True, "END": 1024, "SUMS": sums}

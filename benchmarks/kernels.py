@@ -23,6 +23,7 @@ from sexpgpu.backends.interpreter.dtypes import TORCH
 from sexpgpu.ir import Node, postorder
 from sexpgpu.ops import build, constant
 from sexpgpu.ops.leaves import BOUND
+from sexpgpu.passes.slopes import derivative
 
 ROWS, COLUMNS = 65536, 1024  # of f32: 256 MB
 BAR = 0.8  # of a copy's speed
@@ -49,6 +50,8 @@ def cases() -> dict[str, dict[str, Node]]:
     step = build("/", new_m, build("+", build("sqrt", new_v), number(1e-8)))
     low, low_bias = leaf("low", 2 * ROWS, COLUMNS, dtype="bf16"), leaf("bias", COLUMNS)
     wide = build("+", build("cast", low, dtype="f32"), low_bias)
+    gelu, behind = build("gelu-tanh", build("cast", low, dtype="f32")), build("cast", leaf("behind", 2 * ROWS, COLUMNS, dtype="bf16"), dtype="f32")
+    slope = derivative(gelu, behind)
     mask = build("random-bernoulli", shape=(ROWS, COLUMNS), p=0.9)
     dropped = build("*", build("*", x, number(1 / 0.9)), build("cast", mask, dtype="f32"))
     return {
@@ -62,6 +65,10 @@ def cases() -> dict[str, dict[str, Node]]:
         "cross-entropy": {"y": build("softmax-cross-entropy", x, labels)},
         "cross-entropy gradient": {"y": build("softmax-cross-entropy-grad", x, labels, row_ct)},
         "gelu with bias, bf16": {"y": build("cast", build("gelu-tanh", wide), dtype="bf16")},
+        "gelu again, its gradient and the bias's, bf16": {
+            "gelu": build("cast", gelu, dtype="bf16"), "x": build("cast", slope, dtype="bf16"), "bias": build("sum", slope, axis=(0,)),
+        },
+        "sums over rows, bf16": {"y": build("sum", build("cast", low, dtype="f32"), axis=(0,))},
         "adamw": {"p": build("-", build("*", p, number(0.9999)), build("*", number(1e-3), step)), "m": new_m, "v": new_v},
         "dropout with residual": {"y": build("+", ct, dropped)},
     }
@@ -88,6 +95,11 @@ def theirs(v: dict[str, torch.Tensor]) -> dict[str, Callable[[], dict[str, torch
         chosen = torch.arange(COLUMNS, device=x.device)[None, :] == labels[:, None]
         return {"y": (torch.softmax(x, 1) - chosen.to(x.dtype)) * v["row-ct"][:, None]}
 
+    def gelu_gradient() -> dict[str, torch.Tensor]:
+        u = v["low"].float()
+        slope = torch.ops.aten.gelu_backward(v["behind"].float(), u, approximate="tanh")
+        return {"gelu": F.gelu(u, approximate="tanh").to(torch.bfloat16), "x": slope.to(torch.bfloat16), "bias": slope.sum(0)}
+
     def adamw() -> dict[str, torch.Tensor]:
         m, s = 0.9 * v["m"] + 0.1 * v["g"], 0.95 * v["v"] + 0.05 * v["g"] * v["g"]
         return {"p": v["p"] * 0.9999 - 1e-3 * (m / (s.sqrt() + 1e-8)), "m": m, "v": s}
@@ -99,6 +111,8 @@ def theirs(v: dict[str, torch.Tensor]) -> dict[str, Callable[[], dict[str, torch
         "cross-entropy": lambda: {"y": F.cross_entropy(x, labels.long(), reduction="none")},
         "cross-entropy gradient": gradient,
         "gelu with bias, bf16": lambda: {"y": F.gelu(v["low"].float() + bias, approximate="tanh").to(torch.bfloat16)},
+        "gelu again, its gradient and the bias's, bf16": gelu_gradient,
+        "sums over rows, bf16": lambda: {"y": v["low"].sum(0, dtype=torch.float32)},
         "adamw": adamw,
         "dropout with residual": lambda: {"y": ct + F.dropout(x, 0.1)},
     }

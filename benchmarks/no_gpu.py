@@ -128,14 +128,19 @@ class Counted:
         return {"found": self.found, "compiled": self.compiled, "compile_s": round(self.seconds, 2)}
 
 
-def flashcart() -> None:
-    """flashcart takes its kernels for tensors of the CPU too."""
+def flashcart(times: int = 1) -> None:
+    """flashcart takes its kernels for tensors of the CPU too, and those for so many times as many atoms."""
     available, torch.cuda.is_available = torch.cuda.is_available, lambda: True
     try:
         from flashcart.o3 import _irreps, _linear, _tensor_product  # noqa: F401
     finally:
         torch.cuda.is_available = available
     torch.Tensor.is_cuda = property(lambda self: True)
+    torch.cuda.current_device = lambda: 0
+    _linear._sm_count = lambda device: PROPERTIES["multiprocessor_count"]
+    parts = _linear._wgrad_split_n
+    if parts.__module__ == _linear.__name__:
+        _linear._wgrad_split_n = lambda rows, *rest: parts(rows * times, *rest)
 
 
 def bounds() -> list[Any]:
@@ -215,8 +220,10 @@ def candidate(number: int) -> Iterator[None]:
     before = Autotuner.run
 
     def run(self: Autotuner, *args: Any, **given: Any) -> None:
-        if number < len(self.configs):
-            self.fn.run(*args, **given, **self.configs[number].all_kwargs())
+        self.nargs = dict(zip(self.arg_names, args, strict=False))
+        configs = self.prune_configs(given)
+        if number < len(configs):
+            self.fn.run(*args, **given, **configs[number].all_kwargs())
 
     Autotuner.run = run
     try:

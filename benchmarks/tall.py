@@ -106,8 +106,9 @@ def product(name: str, node: Node, operands: list[torch.Tensor], exact: torch.Te
     again = out.new_empty(out.shape)
     made(node, operands, out)()
     made(node, operands, again)()
+    same = torch.equal(out, again)
     times = ms({"ours": made(node, operands, out), "torch": vendor})
-    say(name, ms=times, over=round(times["torch"] / times["ours"], 3), gb_s=round(moved / times["ours"] / 1e6, 1), errors=errors, same_bits=torch.equal(out, again),
+    say(name, ms=times, over=round(times["torch"] / times["ours"], 3), gb_s=round(moved / times["ours"] / 1e6, 1), errors=errors, same_bits=same,
         right=errors["ours"] <= 2e-5)
     for other in others:
         try:
@@ -124,12 +125,12 @@ def products() -> None:
     hidden = [new(EDGES, HIDDEN).abs() + 0.1 for _ in range(2)]
     turn = {"permutation": (1, 0)}
     g, h, w = leaf("g", (EDGES, PATHS)), leaf("h", (EDGES, HIDDEN)), leaf("w", (HIDDEN, PATHS))
-    exact = torch.cat([part.double() @ matrix.double().t() for part in grads[0].split(16384)]) * 0.125
-    product("rows", build("matmul-sum", g, build("transpose", w, **turn), scale=0.125), [grads[0], matrix.t()], exact, 4 * EDGES * (PATHS + HIDDEN),
+    exact = torch.cat([part.double() @ matrix.double().t() for part in grads[0].split(16384)])
+    product("rows", build("matmul-sum", g, build("transpose", w, **turn), scale=1.0), [grads[0], matrix.t()], exact, 4 * EDGES * (PATHS + HIDDEN),
             [{"rows": t} for t in ((64, 32, 4), (64, 64, 4), (128, 32, 4), (128, 64, 8))])
     exact = sum((x[i : i + 16384].double().t() @ y[i : i + 16384].double() for x, y in zip(hidden, grads, strict=True) for i in range(0, EDGES, 16384)),
-                torch.zeros(HIDDEN, PATHS, dtype=torch.float64, device=DEVICE)) * 0.125
-    node = build("matmul-sum", build("transpose", h, **turn), g, build("transpose", leaf("h2", (EDGES, HIDDEN)), **turn), leaf("g2", (EDGES, PATHS)), scale=0.125)
+                torch.zeros(HIDDEN, PATHS, dtype=torch.float64, device=DEVICE))
+    node = build("matmul-sum", build("transpose", h, **turn), g, build("transpose", leaf("h2", (EDGES, HIDDEN)), **turn), leaf("g2", (EDGES, PATHS)), scale=1.0)
     product("sums", node, [x for a, b in zip(hidden, grads, strict=True) for x in (a.t(), b)], exact, 8 * EDGES * (PATHS + HIDDEN),
             [{"sums": t} for t in ((64, 32, 4), (64, 32, 8), (128, 32, 8), (64, 64, 8))])
 
@@ -143,10 +144,11 @@ def sums_by_atom() -> None:
                         ("senders", torch.randint(0, ATOMS, (EDGES,), generator=generator, device=DEVICE, dtype=torch.int32))):
         node = build("scatter-add", leaf("rows", (EDGES, 3)), leaf(name, (EDGES,), "i32"), axis=0, count=ATOMS)
         exact = torch.zeros(ATOMS, 3, dtype=torch.float64, device=DEVICE).index_add_(0, index, rows.double())
-        found, out = kept.added(node, [rows, index]), torch.zeros(ATOMS, 3, device=DEVICE)
-        times = ms({"ours": lambda node=node, index=index: kept.added(node, [rows, index]), "torch": lambda index=index: out.zero_().index_add_(0, index, rows)})
+        found = kept.added(node, [rows, index])
+        torchs = lambda index=index: torch.zeros(ATOMS, 3, device=DEVICE).index_add_(0, index, rows)  # noqa: E731
+        times = ms({"ours": lambda node=node, index=index: kept.added(node, [rows, index]), "torch": torchs})
         torch.use_deterministic_algorithms(True)
-        times |= ms({"torch, deterministic": lambda index=index: out.zero_().index_add_(0, index, rows)})
+        times |= ms({"torch, deterministic": torchs})
         torch.use_deterministic_algorithms(False)
         say(f"sums at {name}", ms=times, error=off(found, exact), right=off(found, exact) <= 2e-6, same_bits=torch.equal(found, kept.added(node, [rows, index])))
 

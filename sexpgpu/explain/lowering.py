@@ -18,6 +18,7 @@ from sexpgpu.passes.bounds import bounded_fields, guard_indices
 from sexpgpu.passes.chains import chains
 from sexpgpu.passes.epilogues import KINDS, epilogues
 from sexpgpu.passes.flatten import Flat
+from sexpgpu.passes.onto import onto
 from sexpgpu.passes.products import products
 from sexpgpu.passes.rank_maps import rank_maps
 from sexpgpu.passes.rewrite import rewrite
@@ -104,7 +105,7 @@ def _as(node: Node, dtype: str) -> Node:
 def _lower(results: Mapping[str, Node], origins: Any) -> dict[str, Node]:
     """What `backends.cuda.executable` makes of a graph before it is cut into launches."""
     found = chains(products(rank_maps(join(decompose(results, origins), origins), origins), origins), origins)
-    return slopes(epilogues(found, EPILOGUES, origins)[0], origins)
+    return slopes(epilogues(onto(found, origins), EPILOGUES, origins)[0], origins)
 
 
 def _update(flat: Flat, shadows: bool, wide: str) -> dict[str, Node]:

@@ -285,7 +285,8 @@ def index(folder: Path) -> list[str]:
 
 
 def rehearsal(folder: Path) -> list[str]:
-    """Before the first capture rank 0 is through alone, and the other takes its choices; later ones leave the sums out."""
+    """Before the first capture rank 0 is through alone, and the other takes its choices; later ones leave the sums out, and ask nothing, as
+    another rank may make no graph then."""
     runs = Runs(Case(loss="plain"), folder)
     staged = runs.staged(2)
     order: list[tuple[int, bool]] = []
@@ -295,8 +296,8 @@ def rehearsal(folder: Path) -> list[str]:
         exchange = program.exchange
         assert exchange is not None
         exchange._stream = "there"  # type: ignore[assignment]  # as on a GPU
-        exchange.follow()
         for _ in range(2):
+            exchange.follow()
             exchange.rehearsal(lambda: order.append((seat.rank, exchange.silent)))()
         return seat.said
 

@@ -17,20 +17,17 @@ from sexpgpu.passes.schedule.fuse import fuse
 from sexpgpu.passes.schedule.memory import Life, plan
 from sexpgpu.passes.schedule.recompute import lives_of
 
-STEPS = ("gpt2-bf16", "gpt2", "gpt2-bf16-remat", "char-lm")
-GRADIENTS = ("bf16 even", "bf16 odd", "bf16 kept", "bf16 one row", "f32 even", "f32 odd")
 
-
-@pytest.mark.parametrize("case", STEPS)
+@pytest.mark.parametrize("case", ["gpt2-bf16", "gpt2-bf16-remat"])
 def test_steps_have_the_same_bits(case: str) -> None:
-    failures, count = interpreted("over_in_triton.py", f"steps {case}")
+    failures, count = interpreted("over_in_triton.py", case)
     assert not failures and count > 5, "\n".join(failures)
 
 
-@pytest.mark.parametrize("case", GRADIENTS)
-def test_a_feed_forwards_gradient(case: str) -> None:
-    failures, _ = interpreted("over_in_triton.py", case)
-    assert not failures, "\n".join(failures)
+def test_a_feed_forwards_gradient() -> None:
+    """Of f32 and bf16, odd sizes and one row, GELU made once more or kept: values against float64, and where they lie."""
+    failures, count = interpreted("over_in_triton.py", "gradients")
+    assert not failures and count == 8, "\n".join(failures)
 
 
 def leaf(name: str, *shape: int, dtype: str = "f32") -> Node:

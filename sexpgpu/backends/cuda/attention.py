@@ -2,7 +2,8 @@
 
 For each block of keys one program goes over the queries that see it (gradients of keys and values), and for each block of queries
 one goes over its keys (gradient of queries): seven products for the five of a kernel that adds with atomics (Dao, "FlashAttention-2",
-2023, section 3.1, algorithm 2). Logarithms of the sums of exponents come from the forward pass.
+2023, section 3.1, algorithm 2). Logarithms of the sums of exponents come from the forward pass. The queries' kernel is the first: it has
+a query's gradient of the result, and takes the product with the result (`Delta`) that both need.
 
 A block's gradient is in registers when it is written, and its sum over the block's rows, in f32 and not rounded, may go out with it: the
 gradient of the bias of the projection that queries, keys and values come from, less an addition of the blocks' rows.
@@ -38,19 +39,6 @@ def _lower(x, like, LOW: tl.constexpr, CPU: tl.constexpr):
     if LOW and CPU:
         return round_bf16(x)
     return x.to(like.dtype)
-
-
-@triton.jit
-def inner(Out, Ct, Delta, ob, oh, ot, cb, ch, ct, T, H, ROWS: tl.constexpr, D: tl.constexpr, LOW: tl.constexpr, CPU: tl.constexpr):
-    """Σ ct · out of each query: delta [b h t]."""
-    bh = tl.program_id(1).to(tl.int64)
-    b, h = bh // H, bh % H
-    t = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    d = tl.arange(0, D)
-    seen = (t < T)[:, None]
-    x = _operand(tl.load(Out + b * ob + h * oh + t[:, None] * ot + d[None, :], mask=seen, other=0), LOW, CPU).to(tl.float32)
-    y = _operand(tl.load(Ct + b * cb + h * ch + t[:, None] * ct + d[None, :], mask=seen, other=0), LOW, CPU).to(tl.float32)
-    tl.store(Delta + bh * T + t, tl.sum(x * y, axis=1), mask=t < T)
 
 
 @triton.jit
@@ -146,9 +134,9 @@ def _queries_span(dq, q, g, lse, delta, K, V, kt, vt, first, last, m, T, SCALE: 
 
 
 @triton.jit
-def by_queries(Q, K, V, Ct, Lse, Delta, DQ, Sums, qb, qh, qt, kb, kh, kt, vb, vh, vt, cb, ch, ct, dqb, dqh, dqt, T, H, SCALE: tl.constexpr, CAUSAL: tl.constexpr,
-               M: tl.constexpr, N: tl.constexpr, D: tl.constexpr, EVEN: tl.constexpr, LOW: tl.constexpr, CPU: tl.constexpr, END: tl.constexpr, SUMS: tl.constexpr):
-    """The gradient of a block of queries, and with SUMS its sums: Sums [b·blocks h d]."""
+def by_queries(Q, K, V, Ct, Lse, Out, Delta, DQ, Sums, qb, qh, qt, kb, kh, kt, vb, vh, vt, cb, ch, ct, ob, oh, ot, dqb, dqh, dqt, T, H,
+               SCALE: tl.constexpr, CAUSAL: tl.constexpr, M: tl.constexpr, N: tl.constexpr, D: tl.constexpr, EVEN: tl.constexpr, LOW: tl.constexpr, CPU: tl.constexpr, END: tl.constexpr, SUMS: tl.constexpr):
+    """Σ ct · out of a block of queries, into Delta [b h t], and their gradient; with SUMS its sums: Sums [b·blocks h d]."""
     bh = tl.program_id(1).to(tl.int64)
     b, h = bh // H, bh % H
     block = tl.program_id(0)
@@ -158,7 +146,9 @@ def by_queries(Q, K, V, Ct, Lse, Delta, DQ, Sums, qb, qh, qt, kb, kh, kt, vb, vh
     q = _operand(tl.load(Q + b * qb + h * qh + m[:, None] * qt + d[None, :], mask=here[:, None], other=0), LOW, CPU)
     g = _operand(tl.load(Ct + b * cb + h * ch + m[:, None] * ct + d[None, :], mask=here[:, None], other=0), LOW, CPU)
     lse = tl.load(Lse + bh * T + m, mask=here, other=float("inf"))
-    delta = tl.load(Delta + bh * T + m, mask=here, other=0)
+    out = _operand(tl.load(Out + b * ob + h * oh + m[:, None] * ot + d[None, :], mask=here[:, None], other=0), LOW, CPU)
+    delta = tl.sum(out.to(tl.float32) * g.to(tl.float32), axis=1)
+    tl.store(Delta + bh * T + m, delta, mask=here)
     dq = tl.zeros((M, D), tl.float32)
     K += b * kb + h * kh
     V += b * vb + h * vh
@@ -201,15 +191,13 @@ def backward(ct: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, grads: tuple[A
     delta = torch.empty((b, h, t), dtype=torch.float32, device=q.device)
     low = q.dtype == torch.bfloat16
     dq, dk, dv = grads
-    rows = 64
-    inner[(-(-t // rows), b * h)](out, ct, delta, *out.stride()[:3], *ct.stride()[:3], t, h, rows, d, low, INTERPRETED, num_warps=4)
     by_q, by_kv = sums or (delta, delta)  # no kernel touches what it makes no sums for
     shared = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *ct.stride()[:3])
-    m, n, warps, stages = keys
-    even = t % m == 0 and t % n == 0
-    by_keys[(-(-t // n), b * h)](q, k, v, ct, lse, delta, dk, dv, by_kv, *shared, *dk.stride()[:3], *dv.stride()[:3], t, h, scale, causal, m, n, d, even, low, INTERPRETED, t,
-                                bool(sums), num_warps=warps, num_stages=stages)
     m, n, warps, stages = queries
     even = t % m == 0 and t % n == 0
-    by_queries[(-(-t // m), b * h)](q, k, v, ct, lse, delta, dq, by_q, *shared, *dq.stride()[:3], t, h, scale, causal, m, n, d, even, low, INTERPRETED, t,
-                                   bool(sums), num_warps=warps, num_stages=stages)
+    by_queries[(-(-t // m), b * h)](q, k, v, ct, lse, out, delta, dq, by_q, *shared, *out.stride()[:3], *dq.stride()[:3], t, h, scale, causal, m, n, d, even, low,
+                                    INTERPRETED, t, bool(sums), num_warps=warps, num_stages=stages)
+    m, n, warps, stages = keys
+    even = t % m == 0 and t % n == 0
+    by_keys[(-(-t // n), b * h)](q, k, v, ct, lse, delta, dk, dv, by_kv, *shared, *dk.stride()[:3], *dv.stride()[:3], t, h, scale, causal, m, n, d, even, low,
+                                 INTERPRETED, t, bool(sums), num_warps=warps, num_stages=stages)

@@ -6,6 +6,7 @@ arena, until the next run. `launch` does it all; a program captures it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -30,6 +31,7 @@ from sexpgpu.passes.schedule.aside import SMALL, aside
 from sexpgpu.passes.schedule.decompose import decompose
 from sexpgpu.passes.schedule.fuse import Call, Kernel, Launch, Operand, Schedule, fuse, original, parts_of
 from sexpgpu.passes.schedule.fuse import beside as join_schedules
+from sexpgpu.passes.schedule.index import strides
 from sexpgpu.passes.schedule.memory import Life, Plan, plan
 from sexpgpu.passes.schedule.over import stored_over
 from sexpgpu.passes.schedule.recompute import recompute
@@ -121,10 +123,21 @@ class Compiled:
             node = self.results[name]
             if node not in self.placed and node in self.schedule.kept and name not in hazards and layout(node) is None:
                 self.placed[node] = name
+        #: what `scatter-onto` adds to -> the result in whose place it is made
+        self.lent = {base: self.placed[node] for launch in self.schedule.launches for node in launch.stores if (base := self._whole_base(launch)) is not None and node in self.placed}
         lives = self._lives()
         #: what a kernel stores -> the value in whose place, as it reads that for the last time
         self.over = stored_over(self.schedule.launches, lives, lambda kernel: self.emitted[kernel].aligned if kernel in self.emitted else frozenset()) if choice.SWITCH.over else {}
         self.plan: Plan = plan(lives, self.over)
+
+    def _whole_base(self, launch: Launch) -> Node | None:
+        """What this launch alone reads, whole and as it lies, to add to it: the result may be made in its place."""
+        if not isinstance(launch, Call) or original(launch.stores[0]).op != "scatter-onto" or self.into.get(self.placed.get(launch.stores[0], "")) is not None:
+            return None
+        operand, base = launch.operands[0], launch.operands[0].base
+        whole = operand.strides == strides(operand.shape) and not operand.start and math.prod(operand.shape) == base.type.size
+        alone = base not in self.results.values() and base not in self.placed and base in self._calls and self._planned(base)
+        return base if whole and alone and all(other is launch or base not in other.reads for other in self.schedule.launches) else None
 
     def _joint(self) -> dict[Node, tuple[int, dict[int, Node]]]:
         """Node of `library.JOINT` or `PUT` -> the launch that makes it, the first of those over the same operands; and their nodes by number."""
@@ -194,7 +207,7 @@ class Compiled:
         kept = set(self.results.values())
         for i, launch in enumerate(self.schedule.launches):
             for node in launch.stores:
-                if node in self.placed or not self._planned(node):
+                if node in self.placed or node in self.lent or not self._planned(node):
                     continue
                 first = self.joint[node][0] if node in self.joint else i
                 lives[node] = Life(max(1, node.type.bytes), first, end if node in kept else last.get(node, i))
@@ -247,6 +260,12 @@ def _lowered(results: Mapping[str, Node], origins: Origins | None) -> tuple[dict
     return slopes(found, origins), decisions
 
 
+def _shape(node: Node) -> tuple[int, ...]:
+    """The shape of a stored value as it lies."""
+    order = layout(node)
+    return node.type.shape if order is None else tuple(node.type.shape[a] for a in order)
+
+
 class Bound:
     """A compiled graph over tensors: `leaves` node -> tensor, `into` result name -> tensor, `arena` bytes of its plan. `after`: what
     else is done after a launch, by its number as `Compiled.final` counts."""
@@ -261,11 +280,11 @@ class Bound:
         self.values: dict[Node, Any] = dict(leaves)
         for node, name in compiled.placed.items():
             self.values[node] = into[name]
+        for node, name in compiled.lent.items():
+            self.values[node] = into[name].view(_shape(node))
         for key, start in compiled.plan.offsets.items():
             if isinstance(key, Node):
-                order = layout(key)
-                shape = key.type.shape if order is None else tuple(key.type.shape[a] for a in order)
-                self.values[key] = self._view(start, shape, TORCH[key.type.dtype])
+                self.values[key] = self._view(start, _shape(key), TORCH[key.type.dtype])
         self.work: list[Callable[[], None]] = []
         self._owed: list[tuple[torch.Tensor, torch.Tensor]] = []  # a vector and the partial sums that make it
         self._wanted: list[modules.Wanted] = []

@@ -203,6 +203,10 @@ class _Outputs:
         slot = self.product.outputs[number].target
         return self.product.components(slot) * self.product.channels(slot)
 
+    def _summed(self, number: int) -> bool:
+        """Whether it is the gradient by weights that all rows share, a row a program."""
+        return self.product.shared and self.product.outputs[number].target == "weights"
+
     def _new(self, number: int, parts: int, rows: int, zero: bool, low: bool) -> torch.Tensor:
         dtype = torch.bfloat16 if low and self.product.dtype == "bf16" else self.wide
         make = torch.zeros if zero else torch.empty
@@ -243,24 +247,26 @@ class _Outputs:
         """Where a launch writes an output: a new tensor, or that of an earlier launch that wrote other components."""
         product, mode = self.product, launch.mode
         target = product.outputs[number].target
-        parted = target == "b" or (target == "a" and not launch.firsts)  # every launch reaches all components: one tensor each
+        some = launch.ranks != tuple(range(product.form.top + 1))
+        apart = mode == "rows" and some and self._summed(number)  # launches may have other numbers of programs
+        parted = apart or target == "b" or (target == "a" and not launch.firsts)  # every launch reaches all components: one tensor each
         if number in self.raw and not parted:
             return self.raw[number][0]
         narrow = blocks if target == product.narrow else 1
         if target == {"receiver": "result", "sender": "a"}.get(mode):
             parts, rows, zero = slots * narrow, self._walks, target == "a" and bool(launch.firsts)
             self.walked[number] = mode
-        elif target == "weights" and product.shared:
-            parts, rows, zero = 1, slots * programs, False
+        elif self._summed(number):
+            parts, rows, zero = 1, slots * programs, apart
         elif mode == "edge" and target in ("a", "result"):
             parts, rows, zero = 1, self.rows, True
         else:
             parts, rows, zero = narrow, size, False
-        summed = parts > 1 or zero or (target == "weights" and product.shared) or narrow > 1 or target == product.narrow
+        summed = parts > 1 or zero or self._summed(number) or narrow > 1 or target == product.narrow
         if target == "a" and mode == "receiver":
             self.scratch.add(number)
             summed = True
-        several = parted and (bool(launch.firsts) or launch.ranks != tuple(range(product.form.top + 1)))
+        several = parted and (bool(launch.firsts) or some)
         made = self._new(number, parts, rows, zero, not summed and not several)
         self.raw.setdefault(number, []).append(made)
         return made
@@ -268,16 +274,16 @@ class _Outputs:
     def finish(self, number: int) -> torch.Tensor:
         """An output [rows width], its parts added in their order."""
         product = self.product
-        lists = self.raw[number]
-        total = lists[0][0] if lists[0].shape[0] == 1 else lists[0].sum(0)
-        for more in lists[1:]:
-            total = total + (more[0] if more.shape[0] == 1 else more.sum(0))
+        whole = [x[0] if x.shape[0] == 1 else x.sum(0) for x in self.raw[number]]
+        if self._summed(number):
+            whole = [x.sum(0, keepdim=True) for x in whole]
+        total = whole[0]
+        for more in whole[1:]:
+            total = total + more
         if number in self.walked and self.edges is not None:
             total = self.edges.folded(total, self.walked[number])
         if number in self.scratch:
             total = self._segments(total)
-        if product.outputs[number].target == "weights" and product.shared:
-            total = total.sum(0, keepdim=True)
         return total.to(TORCH[product.dtype])
 
     def _segments(self, rows: torch.Tensor) -> torch.Tensor:

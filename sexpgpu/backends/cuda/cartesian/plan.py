@@ -2,7 +2,8 @@
 
 A walk by receivers sums the result in registers and holds its cotangents there; a walk by senders holds node features and sums their
 gradients, and takes cotangents as they come. A budget bounds the components of the result that are live in a launch at once: sums
-of the result, and cotangents that are held. Launches of walks by senders hold neither, so no budget splits them.
+of the result, and cotangents that are held. Launches of walks by senders hold neither, so no budget splits them. A product by rows is divided
+by ranks of the result where a thread has no room for all of their paths.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from sexpgpu.ops.cartesian.product import Form
 PAIRS = 40  # sums of the result, for two channels each, that leave room for the rest of a thread's values
 WALKED, FACTORED = 32, 20  # the same of features held and their gradient's sums; and beside fragments of hidden rows
 REGISTERS = 125  # values that may live through a loop, a thread, before ptxas spills (f64: half); docs/decisions/0042
+ROWWISE = 100  # components of the result whose paths a thread of a product by rows takes at once; rank 4 spilled up to 1,488 bytes in one launch
 HELD = 40  # components of cotangents that a walk by receivers holds without want of registers
 
 
@@ -79,7 +81,9 @@ def plan(product: Product, config: Config, walk: str | None = None) -> list[Laun
     if not product.edges:
         if split == "full" and (config.dbwd_split if product.second else config.bwd_split) is not None:
             return [Launch("rows", (n,), every) for n in numbers]
-        return [Launch("rows", tuple(numbers), every)]
+        costs = rank_costs(product)
+        wide = bool(results and rest) and sum(costs) > ROWWISE // 2
+        return [Launch("rows", tuple(part), ranks) for part in ((results, rest) if wide else (numbers,)) for ranks in groups(costs, ROWWISE, True)]
     parts = _parts(product, rest, split)
     if config.scatter == "edge":
         return [Launch("edge", tuple(p), every) for p in ([results] if results else []) + parts]
