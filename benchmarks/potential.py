@@ -21,6 +21,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import statistics
 import sys
 import tempfile
@@ -29,8 +30,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import no_gpu
 import numpy as np
 import torch
+from no_gpu import Counted
 
 from sexpgpu import compiler
 from sexpgpu.backends.cuda.program import CudaProgram
@@ -51,6 +54,12 @@ TUNING = {"warmup": 1, "rep": 6}  # ms for a candidate of flashcart's tuner; Tri
 
 
 def say(**row: Any) -> None:
+    """A row: to $OUT/potential.jsonl where there is such a folder, and the most of it to stdout; else to stdout."""
+    folder = os.environ.get("OUT")
+    if folder and Path(folder).is_dir():
+        with open(Path(folder) / "potential.jsonl", "a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+        row = {key: value for key, value in row.items() if key not in ("device", "floor_bytes", "moved_bytes", "library", "losses", "atoms")}
     print(json.dumps(row), flush=True)
 
 
@@ -396,10 +405,8 @@ def tasks(sizes: list[str], sides: list[str], cells: int) -> list[Task]:
 
 def compiled(task: Task) -> tuple[str, dict[str, float], str]:
     """Compiles a task's kernels."""
-    import no_gpu
-
     name, side, number, cells = task
-    counted, problem = no_gpu.Counted(), ""
+    counted, problem = Counted(), ""
     try:
         if side == "ours":
             for call in _calls(cells, name)[number::PARTS]:
@@ -427,8 +434,6 @@ def _alike(folder: Path, name: str, cells: int) -> Theirs:
 
 def _calls(cells: int, variant: str) -> list[Callable[[], Any]]:
     """A call for each kernel of ours, of a step and of energies and forces. Nothing is computed: graphs are bound to memory that is never touched."""
-    import no_gpu
-
     bounds = no_gpu.bounds()
     with tempfile.TemporaryDirectory() as folder:
         crystal = Crystal(Path(folder), cells)
@@ -458,7 +463,7 @@ def main() -> None:
     parser.add_argument("--sides", default=",".join(SIDES))
     parser.add_argument("--cells", type=int, default=5, help="cubic cells on each axis, eight atoms each: 5 is 1,000 atoms, 158,000 edges")
     parser.add_argument("--seconds", type=float, default=540, help="begin no size after these")
-    parser.add_argument("--block", type=float, default=10, help="seconds of timing for a size")
+    parser.add_argument("--block", type=float, default=6, help="seconds of timing for a size")
     parser.add_argument("--flashcart", help="a folder with flashcart and what it needs")
     parser.add_argument("--plan", action="store_true", help="only what the step is lowered to")
     parser.add_argument("--compile", type=int, default=0, metavar="N", help="only compile the kernels, by so many processes; needs no GPU")
@@ -467,14 +472,13 @@ def main() -> None:
     if options.flashcart:
         sys.path.append(options.flashcart)
     if options.compile:
-        import no_gpu
-
         say(**no_gpu.spread(compiled, tasks(options.sizes.split(","), options.sides.split(","), options.cells), options.compile, options.seconds))
         return
     device, start = "cpu" if options.dry_run or options.plan else "cuda", time.perf_counter()
     if device == "cuda":
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     found: list[dict[str, Any]] = []
+    counted = Counted()
     for variant in ["tiny"] if options.dry_run else options.sizes.split(","):
         if time.perf_counter() - start > options.seconds:
             say(name=variant, lacks="no time was left: --sizes " + variant)
@@ -492,7 +496,7 @@ def main() -> None:
         if device == "cuda":
             torch.cuda.empty_cache()
     if device == "cuda":
-        say(**summary(found))
+        say(**summary(found), kernels=counted.told(), seconds=round(time.perf_counter() - start, 1))
 
 
 if __name__ == "__main__":

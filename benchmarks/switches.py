@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -77,13 +77,13 @@ def points() -> list[dict[str, np.ndarray]]:
     return [{"x": means[y] + rng.standard_normal((128, 784)).astype(np.float32), "label": y} for y in labels]
 
 
-def case(name: str, file: str, sets: tuple[str, ...], batches: list[dict[str, np.ndarray]], together: int, steps: int, rounds: int, few: bool) -> None:
-    """Every setting of one model, or those of `FEW`."""
+def case(name: str, file: str, sets: tuple[str, ...], batches: list[dict[str, np.ndarray]], together: int, steps: int, rounds: int, chosen: Collection[str]) -> None:
+    """These settings of one model; "all" first."""
     sides: dict[str, Callable[[int], None]] = {}
     losses: dict[str, list[float]] = {}
     states: dict[str, torch.Tensor] = {}
     for setting, switch in SETTINGS.items():
-        if few and setting not in FEW:
+        if setting not in chosen:
             continue
         choice.SWITCH = switch
         try:
@@ -115,7 +115,11 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=32, help="of GPT-2")
     parser.add_argument("--steps", type=int, default=0, help="steps of a block; 0: 2000 of a small model, 20 of GPT-2")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--settings", default="", help="with semicolons; none is all of them, of GPT-2 above batch 32 a few: " + "; ".join(SETTINGS))
     given = parser.parse_args()
+    settings = [one.strip() for one in given.settings.split(";") if one.strip()]
+    if unknown := set(settings) - SETTINGS.keys():
+        parser.error(f"no such setting: {', '.join(sorted(unknown))}")
     here = "benchmarks/programs/"
     cases = {
         "perceptron f32": lambda: (here + "perceptron.lisp", ("precision=f32",), points(), 10, 2000),
@@ -128,7 +132,7 @@ def main() -> None:
             continue
         try:
             file, sets, batches, together, steps = make()
-            case(name, file, sets, batches, together, given.steps or steps, given.rounds, name == "gpt2" and given.batch > 32)
+            case(name, file, sets, batches, together, given.steps or steps, given.rounds, settings or (FEW if name == "gpt2" and given.batch > 32 else SETTINGS))
         except Exception as error:  # noqa: BLE001 - one model's failure shall not cost the others
             say(name, failed=f"{type(error).__name__}: {error}"[:400])
         torch.cuda.empty_cache()

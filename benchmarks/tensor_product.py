@@ -1,6 +1,7 @@
 """The equivariant tensor product beside flashcart 0.1.0, cuEquivariance and OpenEquivariance: forward, forward + backward, and with
 the double backward. One process; each side is replayed from a CUDA graph, from a cold L2, and sides take turns. One JSON line a
-row: times in ms, the bytes floor (operands and results once) and its time at 4.27 TB/s, ratios over ours, errors against flashcart.
+row: times in ms, the bytes floor (operands and results once) and its time at 4.27 TB/s, ratios over ours, errors against flashcart. With a folder $OUT the rows go there, and
+a table to stdout.
 A side that cannot be imported, or refuses a case, says so in the row. Before its rows every case is checked against float64 on a small
 graph, by the same kernels (`check`). `--inner 64`: the weights are hidden rows [edges 64] times a matrix, and the product with it is timed too.
 
@@ -19,18 +20,19 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import no_gpu
 import numpy as np
 import torch
-
-import no_gpu
 from no_gpu import Counted
+
 from sexpgpu.backends.cuda.cartesian.config import config
 from sexpgpu.backends.cuda.cartesian.launch import TORCH, Edges, Runner, runner
 from sexpgpu.backends.cuda.cartesian.plan import Launch, plan
@@ -38,19 +40,27 @@ from sexpgpu.backends.cuda.cartesian.product import Product, passes
 from sexpgpu.backends.cuda.cartesian.tune import candidates
 from sexpgpu.ir import Node, postorder
 from sexpgpu.ops import build, table
-from sexpgpu.ops.cartesian.algebra import Path, paths
+from sexpgpu.ops.cartesian.algebra import Path as Ranks
+from sexpgpu.ops.cartesian.algebra import paths
 from sexpgpu.ops.cartesian.product import Form
 from sexpgpu.passes.autodiff import grad
 from sexpgpu.passes.simplify import simplify
 
 COPY = 4.27e12  # bytes/s of a device copy on the H200, read and written
 SIDES = ("ours", "flashcart", "cuequivariance", "openequivariance")
+MORE = ("flashcart-edge",)  # with FLASHCART_TP_SCATTER_KERNEL=edge
 PASSES = ("forward", "with backward", "with double backward")
 DIAMOND = 3.567  # Å, the cubic cell
 
 
 def say(**row: Any) -> None:
-    print(json.dumps(row), flush=True)
+    """A row: to $OUT/tensor_product.jsonl where there is such a folder, and what is wrong to stdout as well; else to stdout."""
+    folder = os.environ.get("OUT")
+    if folder and Path(folder).is_dir():
+        with open(Path(folder) / "tensor_product.jsonl", "a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+    if not folder or row.get("right") is False or {"failed", "skipped", "kernels"} & set(row):
+        print(json.dumps(row), flush=True)
 
 
 # --- graphs ---
@@ -299,6 +309,23 @@ def flashcart(data: Data, tiny: bool) -> dict[str, Side]:
     return by_autograd(lambda a, b, w: module(a, b, w, *ends), data)
 
 
+def flashcart_edge(data: Data, tiny: bool) -> dict[str, Side]:
+    """With FLASHCART_TP_SCATTER_KERNEL=edge, which it reads when it is imported: an edge a program, sums by atomics."""
+    from flashcart.o3 import _tensor_product
+
+    def by_edge(work: Side) -> Side:
+        def run() -> list[torch.Tensor]:
+            _tensor_product.TUNING.scatter_kernel = "edge"
+            try:
+                return work()
+            finally:
+                _tensor_product.TUNING.scatter_kernel = "csr"
+
+        return run
+
+    return {what: by_edge(work) for what, work in flashcart(data, tiny).items()}
+
+
 def _parity(rank: int) -> str:
     return f"{rank}{'oe'[rank % 2 == 0]}"
 
@@ -408,6 +435,7 @@ def makers(names: list[str], run: Runner, tiny: bool) -> dict[str, Callable[[Dat
     known: dict[str, Callable[[Data], dict[str, Side]]] = {
         "ours": lambda data: ours(data, run),
         "flashcart": lambda data: flashcart(data, tiny),
+        "flashcart-edge": lambda data: flashcart_edge(data, tiny),
         "cuequivariance": lambda data: cuequivariance(data, tiny),
         "openequivariance": lambda data: openequivariance(data, tiny),
     }
@@ -424,7 +452,7 @@ def measure(case: Case, given: argparse.Namespace, run: Runner, device: str) -> 
             found[name] = make(data)
         except Exception as problem:  # a library that refuses a case is recorded
             lacks[name] = f"{type(problem).__name__}: {str(problem)[:200]}"
-    low = Data(Case(case.graph, case.ranks, case.channels, "bf16", case.inner), device, given.dry_run) if given.bf16 and "ours" in found else None
+    low = Data(Case(case.graph, case.ranks, case.channels, "bf16", case.inner), device, given.dry_run) if "bf16" in dtypes(case, given) and "ours" in found else None
     if low is not None:
         found["ours bf16"] = ours(low, run)
     for what in given.passes:
@@ -459,10 +487,35 @@ def measure(case: Case, given: argparse.Namespace, run: Runner, device: str) -> 
             torch.cuda.empty_cache()
 
 
-def summary(rows: list[dict[str, Any]]) -> dict[str, float]:
-    """Geometric mean of flashcart's time over ours, and the least."""
-    ratios = [r["over_ours"]["flashcart"] for r in rows if "flashcart" in r.get("over_ours", {})]
-    return {"rows": len(ratios), "mean": math.exp(statistics.mean(map(math.log, ratios))), "least": min(ratios)} if ratios else {"rows": 0}
+def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Geometric means of what others take over what we take, the least, and the rows in which they are faster; of f32 over bf16 by pass."""
+    found: dict[str, Any] = {"rows": sum("over_ours" in r for r in rows)}
+
+    def means(values: list[tuple[str, str, float]]) -> dict[str, Any]:
+        mean = lambda xs: round(math.exp(statistics.fmean(map(math.log, xs))), 3) if xs else None  # noqa: E731
+        by_pass = {what: mean([v for _, own, v in values if own == what]) for what in PASSES}
+        return {"mean": mean([v for _, _, v in values]), **by_pass, "least": round(min(v for *_, v in values), 3), "below 1": [n for n, _, v in values if v < 1]}
+
+    for side in dict.fromkeys(name for r in rows for name in r.get("over_ours", {}) if name != "ours bf16"):
+        found[side] = means([(r["name"], r["pass"], r["over_ours"][side]) for r in rows if side in r.get("over_ours", {})])
+    low = [(r["name"], r["pass"], r["bf16_over_f32"]) for r in rows if "bf16_over_f32" in r]
+    return found | ({"f32 over bf16": means(low)} if low else {})
+
+
+def as_table(rows: list[dict[str, Any]]) -> str:
+    """A line a case: the worst error beside float64, and of each pass our ms, its share of the floor's time, and how much longer each other side takes."""
+    short = {"flashcart": "f", "flashcart-edge": "e", "cuequivariance": "c", "openequivariance": "o"}
+    worst = {r["name"].removeprefix("check ").removesuffix(" f32"): r["worst"] for r in rows if "worst" in r}
+    lines: dict[str, list[str]] = {}
+    for r in rows:
+        mine = r.get("ms", {}).get("ours")
+        if mine is None:
+            continue
+        others = [f"{short[n]}{v:.2f}" for n, v in r["over_ours"].items() if n in short] + ([f"b{r['bf16_over_f32']:.2f}"] if "bf16_over_f32" in r else [])
+        case = r["name"].removesuffix(" " + r["pass"])
+        lines.setdefault(case, [f"{case:22} {worst.get(case, math.nan):.0e}"]).append(
+            f"{mine['median']:.3f} {100 * r['floor_share']:.0f}% {' '.join(others)}")
+    return "\n".join(" | ".join(line) for line in lines.values())
 
 
 # --- tuning ---
@@ -519,6 +572,11 @@ def cases(given: argparse.Namespace) -> Iterator[Case]:
                 yield Case(graph, ranks, channels, "f32", given.inner if graph != "rows" else 0)
 
 
+def dtypes(case: Case, given: argparse.Namespace) -> tuple[str, ...]:
+    """Those of ours."""
+    return ("f32", "bf16") if given.bf16 and max(case.ranks) <= 2 else ("f32",)
+
+
 EVERY = {"graphs": "diamond6,diamond5,random,rows", "products": "0,3,3;1,3,3;2,3,3;1,1,1;2,2,2;3,3,3", "channels": "20,64,128"}
 FEW = {"graphs": "diamond6,random,rows", "products": "0,3,3;2,3,3;3,3,3", "channels": "64"}
 TINY = {"graphs": "diamond1,random,rows", "products": "1,1,1", "channels": "3"}
@@ -533,7 +591,7 @@ def chosen(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--sides", default=",".join(SIDES))
     parser.add_argument("--each", type=float, default=0.1, help="seconds of replays of a side in a pass")
     parser.add_argument("--inner", type=int, default=0, help="the weights are hidden rows of so many columns times a matrix, which is timed too")
-    parser.add_argument("--bf16", action="store_true", help="ours with bf16 storage too")
+    parser.add_argument("--bf16", action="store_true", help="ours with bf16 storage too, for ranks up to 2")
     parser.add_argument("--all", action="store_true", help="every row")
     parser.add_argument("--part", default="0/1", help="each n-th case, as 0/4")
     parser.add_argument("--tune", action="store_true")
@@ -547,10 +605,10 @@ def chosen(arguments: list[str] | None = None) -> argparse.Namespace:
         if getattr(given, key) is None:
             setattr(given, key, value)
     given.graphs = given.graphs.split(",")
-    given.products = [Path(*map(int, p.split(","))) for p in given.products.split(";")]
+    given.products = [Ranks(*map(int, p.split(","))) for p in given.products.split(";")]
     given.channels = [int(c) for c in given.channels.split(",")]
     given.passes, given.sides = given.passes.split(","), given.sides.split(",")
-    for name, allowed in (("passes", PASSES), ("sides", SIDES), ("graphs", ("diamond6", "diamond5", "diamond1", "random", "rows"))):
+    for name, allowed in (("passes", PASSES), ("sides", (*SIDES, *MORE)), ("graphs", ("diamond6", "diamond5", "diamond1", "random", "rows"))):
         wrong = [x for x in getattr(given, name) if x not in allowed]
         if wrong:
             parser.error(f"--{name}: {', '.join(wrong)} is none of {', '.join(allowed)}")
@@ -563,8 +621,8 @@ def tune_it(case: Case, given: argparse.Namespace, run: Runner, device: str) -> 
 
 
 def check_it(case: Case, given: argparse.Namespace, run: Runner, device: str) -> None:
-    if "ours" in given.sides:
-        check(case, run, device, given.dry_run)
+    for dtype in dtypes(case, given) if "ours" in given.sides else ():
+        check(Case(case.graph, case.ranks, case.channels, dtype, case.inner), run, device, given.dry_run)
 
 
 def measure_it(case: Case, given: argparse.Namespace, run: Runner, device: str) -> None:
@@ -589,19 +647,17 @@ def tasks(chosen: list[Case], given: argparse.Namespace) -> list[Task]:
     for case in chosen:
         first = case.graph in (given.graphs[0], "rows")
         size = len(case.form.paths) * (1 + sum(case.ranks))
-        for dtype in ("f32", "bf16")[: 1 + given.bf16] if "ours" in given.sides and first else ():
+        for dtype in dtypes(case, given) if "ours" in given.sides and first else ():
             low = Case(case.graph, case.ranks, case.channels, dtype, case.inner)
             for what, product in passes(case.form, case.shared, case.edges, dtype, case.inner).items():
                 count = len(plan(product, config()))
                 found += [(size * {"forward": 1, "backward": 6, "second": 5}[what], (low, "ours", what, n)) for n in range(count)]
-        if "flashcart" in given.sides:
-            plain = Case(case.graph, case.ranks, case.channels)
-            for number in range(CANDIDATES[case.edges]):
-                found.append((5 * size * (3 if number < 3 else 1), (plain, "flashcart", PASSES[2], number)))
+        plain = Case(case.graph, case.ranks, case.channels)
+        for side in {"flashcart", "flashcart-edge"} & set(given.sides):
+            if side == "flashcart" or (case.edges and first):
+                for number in range(6 if side == "flashcart" and case.edges else 13):  # candidates of its tuners, at most
+                    found.append((5 * size * (3 if number < 3 else 1), (plain, side, PASSES[2], number)))
     return list(dict.fromkeys(task for _, task in sorted(found, key=lambda one: -one[0])))
-
-
-CANDIDATES = {True: 6, False: 13}  # of flashcart's tuner, at most: along edges, and by rows
 
 
 def _compiled(task: Task) -> tuple[str, dict[str, float], str]:
@@ -616,7 +672,7 @@ def _compiled(task: Task) -> tuple[str, dict[str, float], str]:
         else:
             no_gpu.flashcart()
             with no_gpu.candidate(number):
-                flashcart(data, False)[what]()
+                makers([side], runner(False, "NVIDIA H200"), False)[side](data)[what]()
     except Exception as error:
         problem = f"{type(error).__name__}: {str(error)[:200]}"
     return f"{case.name} {case.dtype} {side} {what} {number}", counted.told(), problem
@@ -646,7 +702,7 @@ def say_plan(chosen: list[Case], given: argparse.Namespace) -> None:
     """A line a case, and what all are expected to take once their kernels are compiled."""
     total = 0.0
     for case in chosen:
-        seconds = A_CASE["check"] + len(given.sides) * (A_CASE["a side"] + len(given.passes) * (A_CASE["a pass"] + given.each)) + given.bf16
+        seconds = A_CASE["check"] + len(given.sides) * (A_CASE["a side"] + len(given.passes) * (A_CASE["a pass"] + given.each)) + 1.5 * len(dtypes(case, given)[1:])
         total += seconds
         say(name=case.name, paths=len(case.form.paths), seconds=round(seconds, 1))
     say(name="plan", cases=len(chosen), rows=len(chosen) * len(given.passes), seconds=round(total), kernels=len(tasks(chosen, given)))
@@ -685,7 +741,9 @@ def main(arguments: list[str] | None = None) -> None:
             except Exception as problem:  # the other cases are worth their time still
                 say(name=case.name, failed=f"{work.__name__}: {type(problem).__name__}: {str(problem)[:300]}")
     globals()["say"] = original
-    say(name="flashcart over ours", settings=str(config()), kernels=counted.told(), seconds=round(time.perf_counter() - started, 1), **summary(rows))
+    if os.environ.get("OUT"):
+        print(as_table(rows), flush=True)
+    say(name="over ours", settings=str(config()), kernels=counted.told(), seconds=round(time.perf_counter() - started, 1), **summary(rows))
 
 
 if __name__ == "__main__":

@@ -80,6 +80,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     code = perform(list(sys.argv[1:] if arguments is None else arguments))
     for number in (signal.SIGINT, signal.SIGTERM):  # the code is decided: a signal during Python's own end changes nothing
         signal.signal(number, signal.SIG_IGN)
+    if (several := sys.modules.get("sexpgpu.run.ranks.collectives")) is not None:
+        several.leave(code)
     sys.exit(code)
 
 

@@ -9,9 +9,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from support_ranks import PROGRAM, Process, run, status, write
 
 from sexpgpu.cli.main import perform
+from sexpgpu.compiler import Selection, load, stages, train_graph
+from sexpgpu.explain.memory import planned
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_doctor_measures_the_links_and_compares_the_ranks(tmp_path):
@@ -37,6 +42,24 @@ def test_explain_plans_for_ranks(tmp_path, capsys):
     path = write(tmp_path)
     assert perform(["explain", str(path), "--assume-ranks", "2"]) == 0
     assert "all-reduce 196 B" in capsys.readouterr().out
+
+
+def test_explain_counts_divided_weights_as_the_program_does(tmp_path, capsys):
+    """Beside the program's own plan, whose bytes are whole for each tensor."""
+    pytest.importorskip("triton")
+    from sexpgpu.backends.cuda.report import lowered
+
+    path = tmp_path / "g.lisp"
+    path.write_text((ROOT / "examples/gpt2.lisp").read_text("utf-8").replace(":clip-norm 1.0", ":clip-norm 1.0 :shard optimizer"), "utf-8")
+    loaded = load(str(path), Selection(variant="tiny"))
+    run = next(iter(loaded.experiment.runs.values()))
+    exact = lowered(stages(loaded, run, "cuda", 2), 2).plan
+    kept = planned(loaded, run, "cuda", 1, 2).kept
+    tensors = len(train_graph(loaded, run).params)
+    assert abs(kept["parameters"] + kept["bf16 copies"] - exact.parameters) <= 2 * tensors
+    assert kept["optimizer"] == exact.optimizer and kept["parameters"] < planned(loaded, run, "cuda").kept["parameters"]
+    assert perform(["explain", str(path), "--variant", "tiny", "--device", "cuda", "--assume-ranks", "2"]) == 0
+    assert "optimizer state and f32 weights divided" in capsys.readouterr().out
 
 
 def test_torchrun_starts_the_same_run_over_two_nodes(tmp_path):

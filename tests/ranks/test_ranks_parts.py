@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import socket
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -412,6 +414,27 @@ def test_nccl_is_prepared_and_what_the_user_set_wins():
     assert environ["NCCL_NVLS_ENABLE"] == "0" and environ["NCCL_GRAPH_REGISTER"] == "0" and environ["NCCL_RUNTIME_CONNECT"] == "1"
     assert environ["NCCL_SOCKET_IFNAME"] == "=lo" and interface_of("203.0.113.7") == ""
     assert environ["TORCH_NCCL_BLOCKING_WAIT"] == "1" and environ["NCCL_RAS_ENABLE"] == "0", "no thread and no port but the supervisors know of it"
+
+
+def test_a_process_with_nccl_leaves_its_teardown_out():
+    """In one of its own: what was asked for at the end is done, and what an object does when it is freed is not."""
+    program = """
+import atexit, sys
+from sexpgpu.cli.main import main
+from sexpgpu.run.ranks import collectives
+class Group:
+    def __del__(self):
+        print("freed")
+if sys.argv[1] == "nccl":
+    collectives._groups.append(Group())
+else:
+    other = Group()
+atexit.register(print, "at the end")
+main(["explain", "E-NOT-A-CODE"])
+"""
+    for way, said in (("nccl", ["at the end"]), ("gloo", ["at the end", "freed"])):
+        done = subprocess.run([sys.executable, "-c", program, way], capture_output=True, text=True, check=False, timeout=120)
+        assert (done.returncode, done.stdout.splitlines()) == (2, said), done.stderr
 
 
 class Fake:

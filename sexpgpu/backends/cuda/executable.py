@@ -214,8 +214,8 @@ class Compiled:
             for node in launch.stores if isinstance(launch, Call) else ():
                 if shapes := library.partials(node):
                     lives["partial", node] = Life(4 * sum(rows * elements for rows, elements in shapes), self.joint[node][0], end if node in self.late else i)
-            if isinstance(launch, Call) and launch.node.op in library.SCRATCH and self.joint[launch.stores[0]][0] == i:
-                lives["scratch", launch.stores[0]] = Life(library.SCRATCH[launch.node.op](launch.node), i, i)
+            if isinstance(launch, Call) and launch.node.op in library.SCRATCH and self.joint[launch.stores[0]][0] == i and (room := library.SCRATCH[launch.node.op](launch.node)):
+                lives["scratch", launch.stores[0]] = Life(room, i, i)
             if launch in self.emitted:
                 for unit, (programs, elements) in self.emitted[launch].partials.items():
                     if programs > 1:
@@ -382,7 +382,9 @@ class Bound:
             first, members = self.compiled.joint[stored]
             make = self.library.put if node.op in library.PUT else library.JOINT[node.op]
             room = self.compiled.plan.offsets.get(("scratch", stored))
-            more: tuple[Any, ...] = () if room is None else (self._view(room, (library.SCRATCH[node.op](node),), torch.uint8),)
+            more: tuple[Any, ...] = ()
+            if node.op in library.SCRATCH:
+                more = (self.arena[:0] if room is None else self._view(room, (library.SCRATCH[node.op](node),), torch.uint8),)
             sums = [pair for member in members.values() for pair in self._partials(member)]
             now = [] if any(member in self.compiled.late for member in members.values()) else sums
             if number == first:

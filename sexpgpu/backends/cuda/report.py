@@ -219,7 +219,7 @@ def plan_text(program: CudaProgram) -> str:
             life = lives[key]
             node = key if isinstance(key, Node) else key[1]  # type: ignore[index]
             again, node = original(node) is not node, original(node)
-            what = f"{node.op} {node.type}" if isinstance(key, Node) else f"{'logits of' if key[0] == 'scratch' else 'partial sums of'} {node.op} {node.type}"  # type: ignore[index]
+            what = f"{node.op} {node.type}" if isinstance(key, Node) else f"{'logits of' if key[0] == 'scratch' and node.op.startswith('linear-cross') else 'partial sums of'} {node.op} {node.type}"  # type: ignore[index]
             what += ", made again" if again else ""
             paths = program.traced.origins.of(node).paths
             out.append(f"  {start:>14,} … {start + life.size:>14,}  launches {life.first} … {life.last}  {what}{'  ' + printable(paths[0]) if paths else ''}")

@@ -53,7 +53,7 @@ def _splits(node: Node) -> int:
 
 def tall_scratch(node: Node) -> int:
     """Bytes of the partial sums."""
-    return max(1, 4 * _splits(node) * node.type.size if kind(node) == "sums" else 0)
+    return 4 * _splits(node) * node.type.size if kind(node) == "sums" else 0
 
 
 def tall(node: Node, operands: Sequence[torch.Tensor], out: torch.Tensor, scratch: torch.Tensor) -> bool:
