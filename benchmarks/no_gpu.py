@@ -21,7 +21,7 @@ import sys
 import tarfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ from triton.backends.nvidia import driver as nvidia
 from triton.runtime.autotuner import Autotuner
 
 TARGET = GPUTarget("cuda", 90, 32)
+KEPT = (".cubin", ".json", ".so", ".py")  # code and what describes it, launchers, and the caches of sources in the same folder
 PROPERTIES = {"max_shared_mem": 232448, "max_num_regs": 65536, "multiprocessor_count": 132, "warpSize": 32, "sm_clock_rate": 1980000,
               "mem_clock_rate": 3201000, "mem_bus_width": 6144}  # fmt: skip
 
@@ -58,7 +59,8 @@ class _Launcher:
 
     def __init__(self, source: Any, metadata: Any):
         if os.environ.get("LIBCUDA"):
-            nvidia.CudaLauncher(source, metadata)
+            with suppress(Exception):  # it is compiled at the first launch then
+                nvidia.CudaLauncher(source, metadata)
 
     def __call__(self, *_: Any) -> None:
         pass
@@ -105,10 +107,8 @@ def install() -> None:
     """Triton's driver of this process is one of an H200 that is not there."""
     if os.environ.get("LIBCUDA"):
         triton.knobs.nvidia.libcuda_path = os.environ["LIBCUDA"]
-        try:
-            nvidia.CudaUtils()  # kept in the cache
-        except ImportError:
-            pass  # compiled, and of no use here
+        with suppress(Exception):  # kept in the cache, and of no use here
+            nvidia.CudaUtils()
     triton.runtime.driver.set_active(Driver())
 
 
@@ -246,6 +246,21 @@ def key() -> dict[str, str]:
             "cache": triton.knobs.cache.dir}  # fmt: skip
 
 
+def narrow() -> None:
+    """flashcart's tuners leave out programs wider than twice the channels, half of whose threads and more have nothing to do: a third of what they
+    would compile. Of 64 channels those of 128, of 20 those of 64 and 128."""
+    before = Autotuner.prune_configs
+    if before.__name__ == "narrowed":
+        return
+
+    def narrowed(self: Autotuner, given: dict[str, Any]) -> list[Any]:
+        channels = max(32, given.get("OUT_FEATURES", 1 << 30))
+        found = before(self, given)
+        return [c for c in found if c.kwargs.get("FEATURE_BLOCK", 0) < 2 * channels] or found
+
+    Autotuner.prune_configs = narrowed
+
+
 def _begin() -> None:
     torch.set_num_threads(1)
     install()
@@ -275,19 +290,29 @@ def spread(work: Callable[[Any], tuple[Any, dict[str, float], str]], tasks: Sequ
     return {"name": "compiled", "seconds": round(time.perf_counter() - started, 1), "tasks": len(tasks), "done": done, "failed": failed, **total}
 
 
-def pack(file: Path, place: str) -> dict[str, float]:
-    """The cache as an archive that is whole when unpacked at `place`: code and what describes it, with the paths that will hold there."""
-    folder = Path(triton.knobs.cache.dir)
-    with tarfile.open(file, "w:xz", preset=3) as archive:
-        for path in sorted(folder.glob("*/*")):
-            if path.suffix in (".cubin", ".json", ".so", ".py"):
-                data = path.read_bytes()
-                if path.name.startswith("__grp__"):
-                    data = data.replace(str(folder).encode(), place.encode())
-                entry = tarfile.TarInfo(str(path.relative_to(folder)))
-                entry.size = len(data)
-                archive.addfile(entry, io.BytesIO(data))
-    return {"kernels": len(list(folder.glob("*/*.cubin"))), "launchers": len(list(folder.glob("*/*.so"))), "mib": round(file.stat().st_size / 2**20, 2)}
+def pack(file: Path, place: str) -> dict[str, Any]:
+    """The cache as archives that are whole when unpacked at `place`: code and what describes it, with the paths that will hold there. FILE-1.txz and so
+    on beside FILE.txz hold what is more than 15 MiB."""
+    folder, files, archive = Path(triton.knobs.cache.dir), [], None
+    for path in sorted(folder.glob("*/*")):
+        if path.suffix not in KEPT:
+            continue
+        if archive is None or files[-1].stat().st_size > 15 << 20:
+            if archive is not None:
+                archive.close()
+            files.append(file.with_stem(f"{file.stem}-{len(files)}") if files else file)
+            archive = tarfile.open(files[-1], "w:xz", preset=3)  # noqa: SIM115
+        data = path.read_bytes()
+        if path.name.startswith("__grp__"):  # Triton wants every file that it names
+            members = [name for name in json.loads(data)["child_paths"] if name.endswith(KEPT)]
+            data = json.dumps({"child_paths": {name: f"{place}/{path.parent.name}/{name}" for name in members}}).encode()
+        entry = tarfile.TarInfo(str(path.relative_to(folder)))
+        entry.size = len(data)
+        archive.addfile(entry, io.BytesIO(data))
+    if archive is not None:
+        archive.close()
+    return {"kernels": len(list(folder.glob("*/*.cubin"))), "shared objects": len(list(folder.glob("*/*.so"))),
+            "mib": {f.name: round(f.stat().st_size / 2**20, 2) for f in files}}  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -194,6 +194,7 @@ class Theirs:
     def __init__(self, ours: Ours, params: dict[str, torch.Tensor] | None, device: str, capturable: bool, kernels: bool | None = None, cut: int = 0):
         from flashcart.model.flashcart import FlashCartPotential
 
+        no_gpu.narrow()
         if device == "cuda":
             _tune_quickly()
         crystal, knob = ours.crystal, ours.knob

@@ -300,8 +300,10 @@ def by_autograd(function: Callable[..., torch.Tensor], data: Data) -> dict[str, 
 
 
 def flashcart(data: Data, tiny: bool) -> dict[str, Side]:
-    """As its own users run it: its Triton kernels (its PyTorch path in a dry run)."""
+    """As its own users run it: its Triton kernels (its PyTorch path in a dry run), tuned."""
     from flashcart import o3
+
+    no_gpu.narrow()
 
     case, form = data.case, data.case.form
     module = o3.TensorProduct(*case.ranks, form.channels_a, form.channels_b, use_triton=not tiny, shared_weights=case.shared)
