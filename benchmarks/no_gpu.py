@@ -30,10 +30,13 @@ os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 
 import torch
 import triton
+import triton.testing
 from triton.backends.compiler import GPUTarget
 from triton.backends.driver import GPUDriver
 from triton.backends.nvidia import driver as nvidia
 from triton.runtime.autotuner import Autotuner
+
+from sexpgpu.backends.interpreter.dtypes import TORCH
 
 TARGET = GPUTarget("cuda", 90, 32)
 KEPT = (".cubin", ".json", ".so", ".py")  # code and what describes it, launchers, and the caches of sources in the same folder
@@ -170,7 +173,7 @@ def bounds() -> list[Any]:
 
 def calls(bounds: Sequence[Any]) -> list[Callable[[], Any]]:
     """A call for each kernel of bound graphs: those that are emitted, those by hand, and of each launch of a tensor product."""
-    from sexpgpu.backends.cuda import library
+    from sexpgpu.backends.cuda import library, modules
     from sexpgpu.backends.cuda.cartesian.launch import runner
     from sexpgpu.backends.cuda.cartesian.product import of_node
 
@@ -178,6 +181,11 @@ def calls(bounds: Sequence[Any]) -> list[Callable[[], Any]]:
     products: dict[Any, None] = {}
     for bound in bounds:
         wanted = list(bound._wanted)
+        bound_already = {id(function) for function, *_ in wanted}
+        for emitted in bound.compiled.emitted.values():  # those that read what a library allocates are bound when they are launched
+            function = modules.load(emitted.source, emitted.name)
+            if id(function) not in bound_already:
+                wanted.append((function, [_type(*argument) for argument in emitted.arguments], {"num_warps": emitted.warps}))
         for launch in bound.compiled.schedule.launches:
             node = getattr(launch, "node", None)
             if node is not None and node.op in library.AHEAD:
@@ -189,9 +197,19 @@ def calls(bounds: Sequence[Any]) -> list[Callable[[], Any]]:
     return [partial(_launched, run, product, launch) for product in products if run.takes(product) for launch in run.plan(product)] + found
 
 
+def _type(what: str, *parts: Any) -> torch.dtype:
+    """Of a tensor that an emitted kernel takes."""
+    if what in ("key", "draw"):
+        return torch.int64 if what == "key" else torch.int32
+    dtype = "f32" if what == "parts" else parts[0].type.dtype
+    if what == "partial":
+        dtype = {"bool": "i32", "bf16": "f32", "f16": "f32"}.get(dtype, dtype)
+    return torch.int8 if dtype == "bool" else TORCH[dtype]
+
+
 def _launched(run: Any, product: Any, launch: Any) -> None:
     """One launch of a product, on a graph of few edges."""
-    from sexpgpu.backends.cuda.cartesian.launch import TORCH, Edges
+    from sexpgpu.backends.cuda.cartesian.launch import Edges
 
     nodes, many = 24, 600 if product.edges else 24
     ends = torch.arange(many) % nodes
@@ -259,6 +277,12 @@ def narrow() -> None:
         return [c for c in found if c.kwargs.get("FEATURE_BLOCK", 0) < 2 * channels] or found
 
     Autotuner.prune_configs = narrowed
+
+
+def tune_quickly(warmup: int, rep: int) -> None:
+    """Triton's tuner measures each candidate for so many ms, and not for 25 and 100, in this process."""
+    quick = lambda self: lambda call, quantiles: triton.testing.do_bench(call, quantiles=quantiles, warmup=warmup, rep=rep)  # noqa: E731
+    Autotuner.do_bench = property(quick)
 
 
 def _begin() -> None:

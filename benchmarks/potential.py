@@ -196,7 +196,7 @@ class Theirs:
 
         no_gpu.narrow()
         if device == "cuda":
-            _tune_quickly()
+            no_gpu.tune_quickly(**TUNING)
         crystal, knob = ours.crystal, ours.knob
         self.model = FlashCartPotential(
             elements=ELEMENTS, r_max=ours.cutoff, n_hidden_feats=int(knob("channels")), l_max_hidden_feats=int(knob("l-hidden")),
@@ -243,15 +243,6 @@ class _Graph:
 
     def to_dict(self) -> dict[str, Any]:
         return dict(self.fields)
-
-
-def _tune_quickly() -> None:
-    """Triton's tuner with fewer repetitions of each candidate, for its users in this process."""
-    from triton.runtime.autotuner import Autotuner
-    from triton.testing import do_bench
-
-    quick = lambda self: lambda call, quantiles: do_bench(call, quantiles=quantiles, **TUNING)  # noqa: E731
-    Autotuner.do_bench = property(quick)
 
 
 def captured(work: Callable[[], Any]) -> tuple[Callable[[], None], Any]:

@@ -304,6 +304,8 @@ def flashcart(data: Data, tiny: bool) -> dict[str, Side]:
     from flashcart import o3
 
     no_gpu.narrow()
+    if torch.cuda.is_available():
+        no_gpu.tune_quickly(5, 20)
 
     case, form = data.case, data.case.form
     module = o3.TensorProduct(*case.ranks, form.channels_a, form.channels_b, use_triton=not tiny, shared_weights=case.shared)
