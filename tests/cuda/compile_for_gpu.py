@@ -89,6 +89,28 @@ def by_hand() -> None:
     tell(failures, count)
 
 
+def prelude() -> None:
+    """What kernels call for each element, in f32 and f64, which no example computes in."""
+    from sexpgpu.backends.cuda import prelude as functions
+
+    calls = {"x": "{}(v)", "x y": "{}(v, w)", "y x": "{}(v, w)", "x ct": "{}(v, w)", "x low high": "{}(v, 0.5 * w, w)"}
+    low = {"from_bf16", "to_bf16", "round_bf16", "from_f16", "to_f16", "round_f16", "from_bool", "to_bool", "as_index", "not_", "mod_int", "maximum_int", "minimum_int"}
+    failures, count = [], 0
+    for dtype in ("fp32", "fp64"):
+        for name, function in vars(functions).items():
+            call = calls.get(" ".join(p.name for p in getattr(function, "params", ())))
+            if call is None or name.startswith("_") or name in low or not isinstance(function, triton.runtime.JITFunction):
+                continue
+            lines = ["@triton.jit", "def one(p0, p1, p2):", "    c = tl.arange(0, 64)", "    v = tl.load(p0 + c)", "    w = tl.load(p1 + c)", f"    tl.store(p2 + c, {call.format(name)})", ""]
+            count += 1
+            try:
+                source = ASTSource(fn=modules.load("\n".join(lines), "one"), signature={f"p{i}": f"*{dtype}" for i in range(3)})
+                compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 1})
+            except Exception as error:  # noqa: BLE001 - reported as a failure of the function
+                failures.append(f"{name} of {dtype}: {type(error).__name__}: {str(error)[-300:]}")
+    tell(failures, count)
+
+
 def tell(failures: list[str], count: int) -> None:
     folder = os.environ.get("TRITON_OF_DEVICES")
     if folder and not triton.__file__.startswith(folder):
@@ -99,7 +121,7 @@ def tell(failures: list[str], count: int) -> None:
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as cache:
         os.environ["TRITON_CACHE_DIR"] = cache
-        if sys.argv[1] == "by hand":
-            by_hand()
+        if sys.argv[1] in ("by hand", "prelude"):
+            {"by hand": by_hand, "prelude": prelude}[sys.argv[1]]()
         else:
             main(*CASES[sys.argv[1]])

@@ -59,6 +59,9 @@ def compile_together(wanted: Iterable[Wanted]) -> None:
     mode = getattr(import_module("triton"), "AsyncCompileMode", None)
     if mode is None:
         return
-    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool, mode(pool):
-        for function, arguments, options in wanted:
-            function.warmup(*arguments, grid=(1,), **options)
+    try:
+        with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool, mode(pool):
+            for function, arguments, options in wanted:
+                function.warmup(*arguments, grid=(1,), **options)
+    finally:  # Triton 3.6 leaves its mode on behind a kernel that does not compile, and every later graph would fail
+        import_module("triton.runtime._async_compile").active_mode.set(None)

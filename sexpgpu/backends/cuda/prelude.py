@@ -81,10 +81,12 @@ else:
 
     @triton.jit
     def logistic2(x):
-        """1 / (1 + 2^x)."""
+        """1 / (1 + 2^x). Both ways are branches: what stands behind a return is compiled too, and these instructions take no float64."""
         if x.dtype == tl.float64:
-            return 1.0 / (1.0 + tl.exp2(x))
-        return _inverse(1.0 + _power_of_2(x))
+            y = 1.0 / (1.0 + tl.exp2(x))
+        else:
+            y = _inverse(1.0 + _power_of_2(x))
+        return y
 
     @triton.jit
     def tanh(x):
