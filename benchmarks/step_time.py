@@ -1,7 +1,7 @@
 """How near is the step time that `explain` estimates? One JSON line a case: estimated, measured, their ratio.
 
 On the CPU the steps are made here, on one thread; `measured_ms` is of processor time, which other work on the machine changes less than
-the clock, and `wall_ms` of the clock. Those of the H200 were measured before (docs/decisions/0030 and 0047): the lowering has changed
+the clock, and `wall_ms` of the clock. Those of the H200 were measured before (docs/decisions/0047): the lowering has changed
 since, so a ratio is of this program's estimate and that program's time. `--rates` measures what `--assume` takes of this machine.
 
     python benchmarks/step_time.py [--steps 20] [--rates]
@@ -37,9 +37,9 @@ ON_CPU = {
 }
 #: case -> (file, knobs, measured ms, what that was)
 ON_H200 = {
-    "GPT-2 124M, batch 32": ("examples/gpt2.lisp", ("batch=32",), 61.97, "ours, steady, :deterministic false"),
-    "GPT-2 124M, batch 64": ("examples/gpt2.lisp", ("batch=64",), 119.7, "ours, steady, :deterministic false"),
-    "perceptron 784-512-512-10, batch 128, TF32": ("benchmarks/programs/perceptron.lisp", (), 0.083, "torch.compile's step in a graph; ours was not measured"),
+    "GPT-2 124M, batch 32": ("examples/gpt2.lisp", ("batch=32",), 61.88, "ours, steady, :deterministic false"),
+    "GPT-2 124M, batch 64": ("examples/gpt2.lisp", ("batch=64",), 118.96, "ours, steady, :deterministic false"),
+    "perceptron 784-512-512-10, batch 128, TF32": ("benchmarks/programs/perceptron.lisp", (), 0.0568, "ours, steady, ten steps a replay"),
 }
 #: what --gpu measures besides
 ALSO = {
