@@ -19,12 +19,13 @@ import os
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 
+import torch
 import triton
 import triton.backends.nvidia
 import triton.language as tl
@@ -130,13 +131,13 @@ def emitted(file: str, sets: tuple[str, ...]) -> Iterator[tuple[str, ASTSource, 
 
 def by_hand() -> Iterator[tuple[str, ASTSource, dict[str, Any]]]:
     """The kernels of `kernels.py` and `attention.py` at GPT-2's sizes, and the device's clock."""
-    from sexpgpu.backends.cuda import attention, clock
+    from sexpgpu.backends.cuda import attention, clock, library
     from sexpgpu.backends.cuda import kernels as hand
 
-    def source(function: Any, pointers: dict[str, str], constants: dict[str, Any]) -> ASTSource:
+    def source(function: Any, pointers: dict[str, str], constants: dict[str, Any], even: Sequence[str] | None = None) -> ASTSource:
         names = function.arg_names
         signature = {n: "constexpr" if n in constants else pointers.get(n, "i32") for n in names}
-        aligned = {(i,): [["tt.divisibility", 16]] for i, n in enumerate(names) if n not in constants}
+        aligned = {(i,): [["tt.divisibility", 16]] for i, n in enumerate(names) if n not in constants and (even is None or n in even)}
         return ASTSource(function, signature, constants, aligned)
 
     yield "clock start", source(clock.start, {"at": "*i64"}, {}), {"num_warps": 4}
@@ -146,6 +147,10 @@ def by_hand() -> Iterator[tuple[str, ASTSource, dict[str, Any]]]:
     for wide, warps in ((8192, 16), (4096, 8)):
         constants = {"CLASSES": 50304, "WIDE": wide, "LOW": True, "GRAD": True, "STAGES": 3}
         yield f"entropy_rows {wide}", source(hand.entropy_rows, low, constants), {"num_warps": warps}
+    for classes in (16384, 32000, 50258, 50304, 65536):
+        name, values, options = library._row_kernel(torch.bfloat16, classes, True)
+        constants = dict(zip(("CLASSES", "WIDE"), values, strict=True))
+        yield f"entropy_once {classes}", source(getattr(hand, name), low | {"logits": "*i32"}, constants, ("logits",)), options
     rows = {n: "*fp32" for n in ("rows", "out", "firsts", "lasts")} | {"keys": "*i32", "order": "*i64"}
     constants = {"COLUMNS": 768, "CHUNK": 32, "WIDE": 256}
     yield "scattered", source(hand.scattered, rows, constants), {"num_warps": 2}

@@ -2,6 +2,7 @@
 functions. JSON lines. Needs a GPU.
 
 A case is a graph; its floor is every operand read once and every result written once at the speed of a copy. Values are compared first.
+A head's rows of logits, of which no graph stands alone, are those of a part of GPT-2's at batch 32: by the kernel that reads a row once, and by that which reads it twice.
 
     python benchmarks/kernels.py
 """
@@ -12,12 +13,15 @@ import argparse
 import statistics
 import traceback
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from sides import last_lines, say, summary
 
+from sexpgpu.backends.cuda import choice, library
+from sexpgpu.backends.cuda.choice import Switch
 from sexpgpu.backends.cuda.executable import Bound, Compiled
 from sexpgpu.backends.interpreter.dtypes import TORCH
 from sexpgpu.ir import Node, postorder
@@ -188,6 +192,47 @@ def case(name: str, results: dict[str, Node], copy: float, given: argparse.Names
     say(name, ok=fine and row["of_copy"] >= BAR, off={n: float(f"{w:.1e}") for n, w in wrong.items()}, bar=BAR, **row)
 
 
+def head_rows(copy: float, given: argparse.Namespace) -> None:
+    """Losses of rows of bf16 logits, and over them their gradient."""
+    classes = 50304
+    rows = library.logits_rows(32 * 1024, classes, 2)
+    source = (torch.randn(rows, classes, device="cuda") * 2).bfloat16()
+    labels = torch.randint(0, classes, (rows,), device="cuda", dtype=torch.int32)
+    ct = torch.full((rows,), 1.0 / rows, device="cuda")
+    losses, logits = torch.empty(rows, device="cuda"), source.clone()
+    floor = 2 * source.nbytes / copy / 1e9
+    for once in (True, False):
+        choice.SWITCH = Switch(once=once)
+        logits.copy_(source)
+        library.entropy(logits, labels, ct, losses)
+        wrong = {"losses": 0.0, "gradient": 0.0}
+        for start in range(0, rows, 512):
+            part = slice(start, start + 512)
+            expected = _entropy(source[part], labels[part], ct[part])
+            for name, found, right in zip(wrong, (losses, logits), expected, strict=True):
+                wrong[name] = max(wrong[name], off(found[part], right))
+        fine = wrong["losses"] < 1e-6 and wrong["gradient"] < 4e-3
+        times = milliseconds(lambda: library.entropy(logits, labels, ct, losses), given.repeats)
+        time = statistics.median(times)
+        row: dict[str, Any] = {"ms": summary(times), "floor_ms": round(floor, 4), "of_copy": round(floor / time, 3)}
+        if given.torch and once:
+            try:
+                row["torch_ms"] = summary(milliseconds(partial(torch.compile(_entropy, dynamic=False), source, labels, ct), given.repeats))
+                row["torch_over_ours"] = round(row["torch_ms"]["median"] / time, 3)
+            except Exception as error:
+                row["torch_error"] = f"{type(error).__name__}: {error}"[:300]
+        say(f"cross-entropy and gradient of a head's rows, bf16, read {'once' if once else 'twice'}", ok=fine and (not once or row["of_copy"] >= BAR),
+            off={n: float(f"{w:.1e}") for n, w in wrong.items()}, bar=BAR, **row)
+    choice.SWITCH = Switch()
+
+
+def _entropy(x: torch.Tensor, labels: torch.Tensor, ct: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    wide = x.float()
+    chosen = torch.arange(x.shape[1], device=x.device)[None, :] == labels[:, None]
+    losses = F.cross_entropy(wide, labels.long(), reduction="none")
+    return losses, ((torch.softmax(wide, 1) - chosen.float()) * ct[:, None]).to(x.dtype)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=20)
@@ -201,6 +246,10 @@ def main() -> None:
         except Exception as error:
             say(name, ok=False, error=f"{type(error).__name__}: {error}"[:400], trace=last_lines(traceback.format_exc(), 5))
         torch.cuda.empty_cache()
+    try:
+        head_rows(copy, given)
+    except Exception as error:
+        say("cross-entropy of a head's rows", ok=False, error=f"{type(error).__name__}: {error}"[:400], trace=last_lines(traceback.format_exc(), 5))
 
 
 if __name__ == "__main__":

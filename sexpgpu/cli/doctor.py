@@ -8,6 +8,7 @@ import signal
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,7 @@ def links(settings: Settings, place: Any, file: str | None, sets: tuple[str, ...
     """`--distributed`: as supervisor, or as one of the ranks."""
     if place is not None:
         return _links_of(stage("member")(place), settings, file, sets, variant, as_json)
+    stage("refuse_both")(settings, os.environ)
     if settings.problems or not_yet(settings):
         raise SexpErrors([*settings.problems, *not_yet(settings)])
     layout = stage("layout")(settings, os.environ)
@@ -166,7 +168,8 @@ def lines(settings: Settings, reports: list[Report], findings: list[Diagnostic],
             out += ["", report.check.title, *output.table((printable(a), printable(b)) for a, b in report.facts)]
     out += ["", f"findings: {len(findings)}" if findings else "nothing to mend"]
     for diagnostic in findings:
-        out += ["  " + line for line in render(diagnostic).split("\n")]
+        page = diagnostic.help == (f"sexpgpu explain {diagnostic.code}",)  # which the last line says anyway
+        out += ["  " + line for line in render(replace(diagnostic, help=()) if page else diagnostic).split("\n")]
     return out
 
 

@@ -183,7 +183,7 @@ def _difference(asked: Asked, diff: tuple[str, str]) -> int:
         if asked.json:
             output.show_json({"file": asked.file, "before": diff[0], "after": diff[1], "text": text})
         else:
-            output.show(text)
+            output.show(text or f"nothing differs between {diff[0].lower()} and {diff[1].lower()}")
         return 0
     plain = [name for name in diff if not _is_place(name)]
     if plain:

@@ -42,6 +42,7 @@ STAGES = {
     "memory": "sexpgpu.explain.memory",
     "place": "sexpgpu.run.ranks.layout:taken_place",
     "layout": "sexpgpu.run.ranks.layout:layout_of",
+    "refuse_both": "sexpgpu.run.ranks.layout:refuse_both",
     "member": "sexpgpu.run.ranks.member:Member",
     "deadlines": "sexpgpu.run.ranks.judge:deadlines",
     "job": "sexpgpu.run.ranks.supervisor:Job",
@@ -351,6 +352,7 @@ def command(
     settings = load(os.environ, flags)
     if place is None:
         output.report(settings.warnings)
+        stage("refuse_both")(settings, os.environ)
         require(settings)
         limits = stage("deadlines")(deadlines)
         layout = stage("layout")(settings, os.environ)

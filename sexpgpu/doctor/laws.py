@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from sexpgpu.diagnostics import Diagnostic, problem
+from sexpgpu.diagnostics import Diagnostic, fail, problem
 from sexpgpu.doctor import Ask, Check, Fact
 from sexpgpu.potential import Potential, check
 from sexpgpu.potential.model import FUNCTIONS
@@ -19,6 +19,8 @@ def run(ask: Ask) -> Iterator[Fact | Diagnostic]:
         return
     trained = next((r.name for r in loaded.experiment.runs.values() if r.data.source.structures), None)
     if trained is None or not any(loaded.ev.main.env.lookup(name) is not None for name in FUNCTIONS):
+        if ask.weights is not None:
+            fail("E-ENV-006", f"--weights is of an interatomic potential, and {file} has none", help="leave out --weights; `sexpgpu eval` tries the weights of any model")
         return
     found = check(lambda precision: Potential(file, ask.weights, run=trained, sets=ask.selection.sets, variant=ask.selection.variant, precision=precision))
     ask.known["laws"] = found

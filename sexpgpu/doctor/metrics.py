@@ -18,7 +18,7 @@ SERVICE = "sexpgpu.run.metrics.service"
 
 
 def run(ask: Ask) -> Iterator[Fact | Diagnostic]:
-    """E-NET-040 … 045 of the service, E-RUN-013 and 014 of files."""
+    """E-NET-040 … 045 of the service, E-RUN-013, 014 and 020 of files."""
     for target in split_targets(ask.settings.metrics or ""):
         scheme, _, rest = target.partition(":")
         try:
@@ -43,7 +43,7 @@ def service(ask: Ask, rest: str) -> Iterator[Fact]:
 
 
 def writable(what: str, path: Path, taken: str) -> str:
-    """A line; E-RUN-013 where the file could not be made or opened, `taken` where another process has it. The file is not touched."""
+    """A line; E-RUN-013, of a status file E-RUN-020, where the file could not be made or opened, `taken` where another process has it. The file is not touched."""
     where = printable(str(path))
     if not path.exists():
         why = trouble(existing(path))
@@ -64,7 +64,7 @@ def writable(what: str, path: Path, taken: str) -> str:
 
 
 def _refuse(what: str, where: str, why: str) -> None:
-    raise problem("E-RUN-013", f"the {what} file {where} cannot be opened: {why}", help="name a file in a folder that you may write to")
+    raise problem("E-RUN-020" if what == "status" else "E-RUN-013", f"the {what} file {where} cannot be opened: {why}", help="name a file in a folder that you may write to")
 
 
 CHECK = Check("metrics", "metrics", "error", 60, run)

@@ -15,6 +15,7 @@ from sexpgpu.doctor.storage import sources
 from sexpgpu.run import storage
 from sexpgpu.run.data.cache import size
 from sexpgpu.run.measure import measured
+from sexpgpu.run.ranks.layout import layout_of
 
 
 def run(ask: Ask) -> Iterator[Fact | Diagnostic]:
@@ -28,10 +29,11 @@ def run(ask: Ask) -> Iterator[Fact | Diagnostic]:
     yield "program", ", ".join(f"{n} {what}{'' if n == 1 else 's'}" for what, n in counts.items())
     yield from sources(ask)
     ask.known["runs"], ask.known["traced"] = {}, {}
+    ranks = ranks_of(ask)
     for name, found in experiment.runs.items():
         try:
             chosen = compiler.choose_run(experiment, name)
-            compiler.check_divides(chosen, 1)
+            compiler.check_divides(chosen, ranks)
             whole = measured(chosen)
             traced = compiler.train_graph(loaded, whole)
             compiler.check_evals(loaded, whole, traced)
@@ -41,7 +43,16 @@ def run(ask: Ask) -> Iterator[Fact | Diagnostic]:
         ask.known["runs"][name], ask.known["traced"][name] = whole, traced
         yield f"run {name}", f"{found.steps} steps of a batch of {found.data.batch}, {len(traced.params)} parameters"
         if ask.settings.device == "cpu":
-            yield from planned(ask, name, compiler.stages(loaded, whole))
+            yield from planned(ask, name, compiler.stages(loaded, whole, ranks=ranks))
+
+
+def ranks_of(ask: Ask) -> int:
+    """How many ranks a run with these settings has; of settings that name none together, which are findings elsewhere, 1."""
+    try:
+        layout = layout_of(ask.settings, ask.environ)
+    except SexpError:
+        return 1
+    return 1 if layout is None else layout.posts * layout.here
 
 
 def planned(ask: Ask, name: str, staged: Any) -> Iterator[Fact | Diagnostic]:

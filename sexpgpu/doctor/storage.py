@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from importlib import import_module
 
-from sexpgpu.diagnostics import Diagnostic, SexpError, problem
+from sexpgpu.diagnostics import Diagnostic, SexpError, SexpErrors, problem
 from sexpgpu.doctor import Ask, Check, Fact
-from sexpgpu.run.storage import is_remote
+from sexpgpu.run.storage import StorageError, is_remote
 
 #: role -> what is tried at a location of it, (location, folder) -> lines; only the probe of a bucket brings boto3
 PROBES = {"data": "sexpgpu.run.storage.probe:data", "checkpoints": "sexpgpu.run.storage.probe:checkpoints"}
@@ -49,6 +50,11 @@ def tried(role: str, location: str, folder: str) -> list[str]:
     probe: Callable[[str, str], list[str]] = getattr(import_module(module), name)
     try:
         return probe(location, folder)
+    except StorageError as error:
+        if error.diagnostic.help or is_remote(location):
+            raise
+        mend = "check the path" if role == "data" else "name a folder that you may read and write"
+        raise SexpErrors([replace(d, help=(mend,)) for d in error.diagnostics]) from None
     except OSError as error:
         raise problem("E-NET-024", f"{location}: {error.strerror or error}", help="name a folder that you may read and write") from None
 

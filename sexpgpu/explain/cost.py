@@ -57,7 +57,7 @@ def device(name: str, assume: Mapping[str, float]) -> Cpu | Gpu:
     """A device's numbers with those that were given instead."""
     name = ALIASES.get(name, name)
     if name not in DEVICES:
-        fail("E-ENV-006", f"--device {name}: no such device", help=suggestion(name, (*DEVICES, *ALIASES), "devices"))
+        fail("E-ENV-006", f"--device {name}: no such device", help=f"known devices: {', '.join((*DEVICES, *ALIASES))}")
     found = DEVICES[name]
     flops = dict.fromkeys(found.flops, assume["flops"]) if "flops" in assume else found.flops
     plain = {key: value for key, value in assume.items() if key != "flops"}
@@ -69,8 +69,10 @@ def assumptions(texts: Iterable[str]) -> dict[str, float]:
     found: dict[str, float] = {}
     for text in texts:
         name, equals, value = text.partition("=")
-        if name not in ASSUMED or not equals:
-            fail("E-ENV-006", f"--assume {text}: expected name=value", help=(*suggestion(name, ASSUMED, "names"), "for example --assume bandwidth=2e10"))
+        if name not in ASSUMED:
+            fail("E-ENV-006", f"--assume {text}: there is no number `{name}` to assume", help=(*suggestion(name, ASSUMED, "names"), "for example --assume bandwidth=2e10"))
+        if not equals:
+            fail("E-ENV-006", f"--assume {text}: expected name=value", help=f"for example --assume {name}=2e10")
         try:
             found[name] = float(value)
         except ValueError:

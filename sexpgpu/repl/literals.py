@@ -136,7 +136,8 @@ class WithLiterals(Callable):
             try:
                 return self.inner.call(ev, args if dtype is None else self._taken(args, places, dtype, span), kwargs, span)
             except SexpError as mistake:
-                first = mistake if dtype == "" else first
+                if dtype == "" or (dtype == "f32" and first is not None and first.diagnostic.code == "E-SHAPE-006"):
+                    first = mistake  # an op that refuses integers has more to say of floats
         assert first is not None
         raise first
 

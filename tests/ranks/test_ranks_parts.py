@@ -17,7 +17,7 @@ from sexpgpu.compiler import mixes, train_graph
 from sexpgpu.diagnostics import SexpError
 from sexpgpu.experiment.load import Selection, choose_run, load
 from sexpgpu.run.ranks.agree import AgreedControls, AgreedFeed, Shares
-from sexpgpu.run.ranks.collectives import interface_of, prepare
+from sexpgpu.run.ranks.collectives import interface_of, prepare, reach
 from sexpgpu.run.ranks.judge import DEADLINES, Judge, Verdict, deadlines
 from sexpgpu.run.ranks.layout import Layout, layout_of
 from sexpgpu.run.ranks.member import Member
@@ -220,6 +220,28 @@ def test_a_node_that_does_not_come_is_named():
     found.heard(0, 301.0)
     verdict = found.tick(301.0)
     assert verdict.code == "E-NET-030" and "nodes 1, 2 did not come to h:1 within 5 min" in verdict.message
+
+
+def test_under_torchrun_an_absent_rank_is_to_be_started_by_it():
+    found = Judge(2, 1, 1, "h:1", DEADLINES, 0.0)
+    found.came(0, "host0", 0.0)
+    verdict = found.tick(DEADLINES["rendezvous"] + 1)
+    assert verdict is not None and "rank 1 did not come" in verdict.message
+    assert "MASTER_ADDR" in verdict.help[0] and "SEXPGPU_RENDEZVOUS" not in " ".join(verdict.help)
+
+
+def test_a_store_that_cannot_be_reached_is_named(monkeypatch):
+    monkeypatch.setattr("sexpgpu.run.ranks.collectives.REACHED", 0.0)
+    place = Layout(2, 1, 2, 1, (0,), ("127.0.0.1", 1)).place(0, 7, "127.0.0.1")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        store = ("127.0.0.1", listener.getsockname()[1])
+        reach(store, place)
+        bound = socket.socket()
+        bound.bind(("127.0.0.1", 0))  # bound and not listening: nobody else takes the port
+        with bound, pytest.raises(SexpError) as caught:
+            reach(("127.0.0.1", bound.getsockname()[1]), place)
+    found = caught.value.diagnostic
+    assert found.code == "E-NET-030" and "rank 1 does not reach rank 0 at 127.0.0.1:" in found.message and "every port" in found.help[0]
 
 
 def test_deadlines_are_read():

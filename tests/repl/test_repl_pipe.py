@@ -64,6 +64,7 @@ def say() -> Heard:
     ("(+ [[1 2] [3]] 1)", "E-EVAL-006"),
     ("(foo)", "E-EVAL-001"),
     ("(matmul [[1.0 2]] [[1.0]])", "E-SHAPE-003"),
+    ("(matmul [[1 2]] [[1 2]])", "E-SHAPE-003"),
     ("(+ 1", "E-READ-001"),
     ("(defrun r :steps 3)", "E-EVAL-105"),
     ("(defvariant v :k 3)", "E-EVAL-105"),

@@ -31,6 +31,7 @@ _STORES = {"bf16": "to_bf16", "f16": "to_f16", "bool": "to_bool"}
 PROCESSORS = 132
 APART = 512  # columns from which rows are cut into tiles side by side
 LARGE = 1 << 22  # elements from which a kernel of sums over rows is cut for the memory's speed, and not to have many programs
+HELD = 7  # rows of 768 columns that a warp has in registers: 255 of them a thread, of which 8 warps fit on a processor
 FEW = 2  # blocks of rows that one program sums, so that no other launch puts partial sums together
 
 
@@ -107,21 +108,26 @@ def choose_blocks(kernel: Kernel, device: str) -> Blocks:
         high = 1 if kind == "long" else max(1, min(next_power(rows), (1 << 16) // wide))
         return Blocks(high, wide if kind != "long" else 4096, 2 if sums and rows > 2 * high else 1)
     if kind == "rows" and columns >= APART:
-        return _wide_rows(rows, columns, sums)
+        totals = sum(not _point(u) and form(u, False) == "column" for u in kernel.units)
+        return _wide_rows(rows, columns, sums, totals + sum(r.type.size == rows * columns for r in kernel.reads))
+    if kind == "columns" and rows * columns >= LARGE:
+        return _tall(rows, columns, any(b.type.size == rows * columns for b in kernel.stores))
     if kind == "flat" and not sums and rows * columns >= LARGE and len({DTYPES[b.type.dtype] for b in kernel.stores}) > 1:
         return Blocks(1, 512, 1, 4, 1, 2)  # values of 2 and of 4 bytes: four neighbours a thread, see `Blocks`
     return _gpu_blocks(kind, rows, columns, sums)
 
 
-def _wide_rows(rows: int, columns: int, sums: bool) -> Blocks:
+def _wide_rows(rows: int, columns: int, sums: bool, held: int) -> Blocks:
     """One row at a time, four neighbours a thread in each of some tiles side by side, and few warps: what is done once a row, in every
-    thread, then weighs little, sums along a row stay within a warp or two, and no tile is wider than the row needs."""
-    warps = _warps(columns, 384 if sums else 768)
+    thread, then weighs little, sums along a row stay within a warp or two, and no tile is wider than the row needs. held: rows that a
+    program that sums over rows has in registers at once, its sums and what it reads."""
+    alone = columns <= 768 and held <= HELD
+    warps = _warps(columns, 384 if sums and not alone else 768)
     wide = 128 * warps
     pieces = -(-columns // wide)
     if not sums:
         return Blocks(1, wide, 1, warps, 1, pieces)
-    return Blocks(1, wide, min(6 * PROCESSORS, rows) if rows > FEW else 1, warps, 1, pieces)
+    return Blocks(1, wide, min((8 if warps == 1 else 6) * PROCESSORS, rows) if rows > FEW else 1, warps, 1, pieces)
 
 
 def _gpu_blocks(kind: str, rows: int, columns: int, sums: bool) -> Blocks:
@@ -145,8 +151,6 @@ def _gpu_blocks(kind: str, rows: int, columns: int, sums: bool) -> Blocks:
         return Blocks(high, wide, 1, _warps(high * wide, 1024 if wide <= 2048 else 512))
     if kind == "long":  # few rows at once, so that the second pass finds its row in the cache
         return Blocks(1, min(4096, next_power(columns)), 1, 8)
-    if rows * columns >= LARGE:
-        return _tall(rows, columns)
     wide = min(64, next_power(columns))
     high = max(1, min(next_power(rows), 4096 // wide))
     across = -(-columns // wide)
@@ -154,13 +158,15 @@ def _gpu_blocks(kind: str, rows: int, columns: int, sums: bool) -> Blocks:
     return Blocks(high, wide, max(1, min(blocks, -(-16 * processors // across))) if blocks > FEW else 1, 4, 3 if blocks > 4 else 1)
 
 
-def _tall(rows: int, columns: int) -> Blocks:
+def _tall(rows: int, columns: int, stored: bool) -> Blocks:
     """Sums over many rows: tiles of 2,048 elements, sixteen a thread, so that 8 programs fit on a processor with what they keep in
-    registers; as wide as columns allow, as a row of 256 is 512 bytes in one piece; and all programs at once."""
+    registers; as wide as columns allow, as a row of 256 is 512 bytes in one piece; and all programs at once. Where values of all elements
+    are stored too, 6, and no copies to shared memory beside what is under way."""
     wide = next(w for w in (256, 128, 64) if columns % w == 0 or w == 64)
     high = 2048 // wide
     across, blocks = -(-columns // wide), -(-rows // high)
-    return Blocks(high, wide, max(1, min(blocks, 8 * PROCESSORS // across)), 4, 3)
+    programs, stages = (6, 1) if stored else (8, 3)
+    return Blocks(high, wide, max(1, min(blocks, programs * PROCESSORS // across)), 4, stages)
 
 
 def _warps(elements: int, each: int) -> int:

@@ -5,7 +5,17 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from sexpgpu.backends.cuda.prelude import finite_or_zero, from_bf16, to_bf16
+from sexpgpu.backends.cuda.prelude import (
+    anew,
+    finite_or_zero,
+    first_of,
+    from_bf16,
+    pair_max,
+    pair_of,
+    power_of_2,
+    second_of,
+    to_bf16,
+)
 
 
 @triton.jit
@@ -25,7 +35,7 @@ def finish(table, PARTS: tl.constexpr, WIDE: tl.constexpr):
     tl.store(target + c, tl.sum(total, axis=0, keep_dims=True), mask=c < elements)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["labels", "ct", "losses"])  # where a part of the rows begins
 def entropy_rows(logits, labels, ct, losses, CLASSES: tl.constexpr, WIDE: tl.constexpr, LOW: tl.constexpr, GRAD: tl.constexpr, STAGES: tl.constexpr):
     """A row of logits [n classes] a program: its loss, and over the logits their gradient times ct. `LOW`: bf16.
 
@@ -63,6 +73,59 @@ def entropy_rows(logits, labels, ct, losses, CLASSES: tl.constexpr, WIDE: tl.con
             if LOW:
                 g = to_bf16(g)
             tl.store(base + c, g, mask=c < CLASSES)
+
+
+@triton.jit(do_not_specialize_on_alignment=["labels", "ct", "losses"])
+def entropy_once(logits, labels, ct, losses, CLASSES: tl.constexpr, WIDE: tl.constexpr):
+    """`entropy_rows` with the gradient, of bf16 and an even number of classes, which reads a row once: as pairs [n classes/2] of i32, in
+    tiles that stay in registers.
+
+    Powers are of 2: of x · log2 e minus the largest, rounded, in one fma. What that rounding makes of the sum is taken back in loss and
+    gradient. The label's element is written last, from its loss. A label outside takes part in neither: its loss is of a logit 0.
+    """
+    PAIRS: tl.constexpr = CLASSES // 2
+    FULL: tl.constexpr = PAIRS // WIDE
+    TILES: tl.constexpr = (PAIRS + WIDE - 1) // WIDE
+    row = tl.program_id(0).to(tl.int64)
+    base = logits + row * PAIRS
+    c = tl.arange(0, WIDE)[None, :]
+    left = c < PAIRS - FULL * WIDE
+    one = tl.zeros((1, 1), tl.int32)
+    xs = ()
+    for i in tl.static_range(FULL):
+        xs = xs + (tl.load(base + i * WIDE + c),)
+    if TILES > FULL:
+        xs = xs + (tl.load(base + FULL * WIDE + c, mask=left, other=-8323200),)  # two of -inf: 0xFF80FF80
+    label = tl.load(labels + row + one)
+    inside = (label >= 0) & (label < CLASSES)
+    word = tl.load(base + label // 2, mask=inside, other=0)
+    picked = tl.where(label % 2 == 0, first_of(word), second_of(word))
+    scale = tl.load(ct + row + one)
+    most = xs[0]
+    for i in tl.static_range(1, TILES):
+        most = pair_max(most, xs[i])
+    shift = finite_or_zero(tl.max(tl.maximum(first_of(most), second_of(most)), axis=1, keep_dims=True))  # a NaN reaches the sum
+    # log2 e; where x · log2 e would be no number, any factor will do: others are 1e36 below the largest, or equal to it
+    turn = tl.where(tl.abs(shift) > 2e38, 0.5, 1.4426950408889634)
+    shift2 = shift * turn
+    total = tl.zeros((1, WIDE), tl.float32)
+    for i in tl.static_range(TILES):
+        total += power_of_2(tl.fma(first_of(xs[i]), turn, -shift2)) + power_of_2(tl.fma(second_of(xs[i]), turn, -shift2))
+    above = tl.log(tl.sum(total, axis=1, keep_dims=True))
+    below = tl.fma(-picked, turn, shift2) / turn
+    loss = tl.where((below - below) == 0, below, shift - picked) + above
+    tl.store(losses + row + one, loss)
+    lse2 = shift2 + above * 1.4426950408889634
+    for i in tl.static_range(TILES):
+        x = anew(xs[i])
+        g = pair_of(power_of_2(tl.fma(first_of(x), turn, -lse2)) * scale, power_of_2(tl.fma(second_of(x), turn, -lse2)) * scale)
+        if i < FULL:
+            tl.store(base + i * WIDE + c, g)
+        else:
+            tl.store(base + i * WIDE + c, g, mask=left)
+    tl.debug_barrier()  # another thread's store over the label's element is done
+    hot = to_bf16((power_of_2(loss * -1.4426950408889634) - 1.0) * scale)
+    tl.store(logits.to(tl.pointer_type(tl.bfloat16)) + row * CLASSES + label, hot, mask=inside)
 
 
 @triton.jit(do_not_specialize=["count", "places"])

@@ -19,6 +19,7 @@ from sexpgpu.backends.cuda.chains import chain_ahead, chain_scratch, row_chain
 from sexpgpu.backends.cuda.cublaslt import TYPES, Product
 from sexpgpu.backends.cuda.rank_maps import map_ahead, rank_map, rank_weights, weights_ahead, weights_scratch
 from sexpgpu.backends.cuda.tall import matmul_sum, tall_ahead, tall_scratch
+from sexpgpu.backends.interpreter.dtypes import TORCH
 from sexpgpu.diagnostics import fail
 from sexpgpu.ir import Node, Origins
 from sexpgpu.ops import build, table
@@ -335,6 +336,33 @@ def heads_scratch(node: Node) -> int:
     return logits_rows(rows, classes, width) * classes * width
 
 
+ROW = range(1 << 14, (1 << 16) + 1)  # classes whose logits a program of 16 warps holds in registers
+
+
+def _row_kernel(dtype: torch.dtype, classes: int, grad: bool) -> tuple[str, tuple[Any, ...], dict[str, Any]]:
+    """The kernel of a head's rows of logits, what follows its tensors, and Triton's options."""
+    if choice.SWITCH.once and grad and dtype == torch.bfloat16 and classes % 2 == 0 and classes in ROW:
+        return "entropy_once", (classes, 2048), {"num_warps": 16}  # four pairs a thread in each tile
+    return "entropy_rows", (classes, min(4096, 1 << (classes - 1).bit_length()), dtype in (torch.bfloat16, torch.float16), grad, 3), {"num_warps": 8}
+
+
+def entropy(logits: torch.Tensor, labels: torch.Tensor, ct: torch.Tensor | None, losses: torch.Tensor) -> None:
+    """Losses [n …] of rows of logits [n classes] at labels [n …], i32; with ct [n …] the gradient times it, over the logits."""
+    rows, classes = logits.shape
+    name, constants, options = _row_kernel(logits.dtype, classes, ct is not None)
+    given = logits.view(torch.int32) if name == "entropy_once" else logits
+    modules.by_hand(name)[(rows,)](given, labels, losses if ct is None else ct, losses, *constants, **options)
+
+
+def heads_ahead(node: Node) -> list[modules.Wanted]:
+    """What `entropy` launches, to be compiled with others."""
+    x, weight, labels = (i.type for i in node.inputs[:3])
+    wide = torch.float64 if x.dtype == "f64" else torch.float32
+    name, constants, options = _row_kernel(TORCH[x.dtype], weight.shape[1], len(node.inputs) > 3)
+    given = torch.int32 if name == "entropy_once" else TORCH[x.dtype]
+    return [(modules.by_hand(name), (given, TORCH[labels.dtype], wide, wide, *constants), options)]
+
+
 def heads(node: Node, operands: list[torch.Tensor], outs: dict[int, torch.Tensor], scratch: torch.Tensor) -> None:
     """linear-cross-entropy and its gradients (by x, by the weight, and the losses): the logits of some rows at a time, in
     `scratch`, turned into their gradient where they stand. `outs`: number of a result -> where it goes, those that are wanted."""
@@ -350,16 +378,13 @@ def heads(node: Node, operands: list[torch.Tensor], outs: dict[int, torch.Tensor
 
 def heads_in_parts(operands: Sequence[torch.Tensor], outs: Mapping[int, torch.Tensor], scratch: torch.Tensor) -> None:
     """What `heads` does on a device; the gradient by a weight that is a transposed matrix goes to where that matrix would lie."""
-    entropy_rows = modules.by_hand("entropy_rows")
     x, weight, labels, *more = operands
     x, labels = x.reshape(-1, x.shape[-1]), labels.reshape(-1)
     rows, classes = x.shape[0], weight.shape[1]
     step = logits_rows(rows, classes, x.element_size())
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
     logits = scratch[: step * classes * x.element_size()].view(x.dtype).view(step, classes)
-    losses = outs[LOSS].view(-1) if LOSS in outs else torch.empty(rows, dtype=torch.float32, device=x.device)
-    low = x.dtype != wide
-    block, warps = min(4096, 1 << (classes - 1).bit_length()), 8
+    losses = outs[LOSS].view(-1) if LOSS in outs else torch.empty(rows, dtype=wide, device=x.device)
     ct = more[0].reshape(-1).contiguous() if more else None
     turned = weight.stride(0) == 1
     by_x = outs[0].view(x.shape) if 0 in outs else None
@@ -368,8 +393,7 @@ def heads_in_parts(operands: Sequence[torch.Tensor], outs: Mapping[int, torch.Te
         stop = min(rows, start + step)
         part, piece = logits[: stop - start], x[start:stop]
         multiply(piece, weight, part)
-        given = losses if ct is None else ct[start:]
-        entropy_rows[(stop - start,)](part, labels[start:], given, losses[start:], classes, block, low, ct is not None, 3, num_warps=warps)
+        entropy(part, labels[start:], None if ct is None else ct[start:], losses[start:])
         if by_x is not None:
             multiply(part, weight.T, by_x[start:stop])
         if by_weight is not None:
@@ -390,7 +414,7 @@ JOINT: dict[str, Callable[..., None]] = {"rank-weights": rank_weights, "row-chai
 SCRATCH: dict[str, Callable[[Node], int]] = {"rank-weights": weights_scratch, "row-chain": chain_scratch, "matmul-sum": tall_scratch, "linear-cross-entropy": heads_scratch, "linear-cross-entropy-grad": heads_scratch}
 
 #: op -> what it launches, to be compiled before anything runs
-AHEAD: dict[str, Callable[[Node], list[modules.Wanted]]] = {"rank-map": map_ahead, "rank-weights": weights_ahead, "row-chain": chain_ahead, "matmul-sum": tall_ahead}
+AHEAD: dict[str, Callable[[Node], list[modules.Wanted]]] = {"rank-map": map_ahead, "rank-weights": weights_ahead, "row-chain": chain_ahead, "matmul-sum": tall_ahead, "linear-cross-entropy": heads_ahead, "linear-cross-entropy-grad": heads_ahead}
 
 #: ops that, as those of `JOINT`, write into given tensors, but by what their library left before (`Library.put`)
 PUT = frozenset({"attend-grad-packed"})

@@ -62,6 +62,27 @@ if INTERPRETED:
     @triton.jit
     def logistic2(x):
         return 1.0 / (1.0 + tl.exp2(x))
+
+    @triton.jit
+    def power_of_2(exponent):
+        return tl.exp2(exponent)
+
+    @triton.jit
+    def _bits_of_bf16(x):
+        u = x.to(tl.int32, bitcast=True)
+        return tl.where(x != x, 0x7FC0, ((u + 0x7FFF + ((u >> 16) & 1)) >> 16) & 0xFFFF)
+
+    @triton.jit
+    def pair_of(first, second):
+        return _bits_of_bf16(first) | (_bits_of_bf16(second) << 16)
+
+    @triton.jit
+    def anew(pair):
+        return pair
+
+    @triton.jit
+    def pair_max(one, other):
+        return pair_of(tl.maximum(first_of(one), first_of(other)), tl.maximum(second_of(one), second_of(other)))
 else:
     from triton.language.extra import libdevice
 
@@ -70,9 +91,24 @@ else:
         return tl.rsqrt(x)
 
     @triton.jit
-    def _power_of_2(x):
-        """2^x of f32, to 2 ulp, 0 where that is not normal: one instruction."""
-        return tl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+    def power_of_2(exponent):
+        """2^exponent of f32, to 2 ulp, 0 where that is not normal: one instruction."""
+        return tl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [exponent], dtype=tl.float32, is_pure=True, pack=1)
+
+    @triton.jit
+    def pair_of(first, second):
+        """Two of f32 as bf16 in an i32, the first in its low half: one instruction."""
+        return tl.inline_asm_elementwise("cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,f,f", [first, second], dtype=tl.int32, is_pure=True, pack=1)
+
+    @triton.jit
+    def anew(pair):
+        """An i32 of which the compiler knows nothing, so that what was made of it is not kept in registers but made once more."""
+        return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [pair], dtype=tl.int32, is_pure=False, pack=1)
+
+    @triton.jit
+    def pair_max(one, other):
+        """The maxima of two pairs; of a NaN and a number the number: one instruction."""
+        return tl.inline_asm_elementwise("max.bf16x2 $0, $1, $2;", "=r,r,r", [one, other], dtype=tl.int32, is_pure=True, pack=1)
 
     @triton.jit
     def _inverse(x):
@@ -85,7 +121,7 @@ else:
         if x.dtype == tl.float64:
             y = 1.0 / (1.0 + tl.exp2(x))
         else:
-            y = _inverse(1.0 + _power_of_2(x))
+            y = _inverse(1.0 + power_of_2(x))
         return y
 
     @triton.jit
@@ -171,6 +207,17 @@ else:
     @triton.jit
     def round_bf16(x):
         return x.to(tl.bfloat16).to(tl.float32)
+
+
+@triton.jit
+def first_of(pair):
+    """The bf16 in the low half of an i32, as f32."""
+    return (pair << 16).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def second_of(pair):
+    return (pair & -65536).to(tl.float32, bitcast=True)
 
 
 @triton.jit

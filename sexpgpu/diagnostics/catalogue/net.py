@@ -333,7 +333,8 @@ Right:
         "nodes did not meet",
         """\
 The machines of one run meet at SEXPGPU_RENDEZVOUS, an address of node 0, and not all of them came within the time limit; or node 0
-could not listen there.
+could not listen there, or something else listens there. Ranks also reach each other at ports that the system chooses: where a firewall
+lets the rendezvous' port alone through, a rank does not reach rank 0.
 
 Why: Five minutes are waited, `--deadline rendezvous=30m` makes it longer. Nothing was computed yet.
 

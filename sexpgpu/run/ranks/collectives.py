@@ -18,6 +18,7 @@ import os
 import socket
 import struct
 import sys
+import time
 from collections.abc import Callable, MutableMapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
@@ -28,11 +29,13 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import AllgatherOptions
 
 from sexpgpu.backends.ranks import BUCKET
+from sexpgpu.diagnostics import problem
 from sexpgpu.run.ranks.layout import Place
 from sexpgpu.run.ranks.member import Member
 
 FOREVER = timedelta(days=7)  # of a collective: the supervisors see a rank that hangs
 MEETING = timedelta(seconds=120)  # of making the groups, every rank being there already
+REACHED = 15.0  # seconds in which a rank reaches the store of rank 0, which listens already
 HOSTED = 64 << 20  # bytes on the device while shares go to the host
 _SIOCGIFADDR = 0x8915
 
@@ -98,6 +101,20 @@ def listen(host: str) -> socket.socket:
     return sock
 
 
+def reach(store: tuple[str, int], place: Place) -> None:
+    """E-NET-030 where rank 0's store cannot be reached: torch would try for two minutes, say so in its own words, and hear no signal."""
+    begin = time.monotonic()
+    while True:
+        try:
+            socket.create_connection(store, 5.0).close()
+            return
+        except OSError as error:
+            if time.monotonic() - begin > REACHED:
+                raise problem("E-NET-030", f"rank {place.rank} does not reach rank 0 at {store[0]}:{store[1]}, a port that the system chose: {error.strerror or error}",
+                              help="the machines of a run reach each other at every port, not at the rendezvous' alone; of one machine, the loopback interface is up") from None
+        time.sleep(0.3)
+
+
 class Collectives:
     """`store`: host and port of rank 0's; `address`: this node's own. `wire`: f32 or bf16, for gradients between nodes.
 
@@ -108,6 +125,7 @@ class Collectives:
                  listening: socket.socket | None = None):
         self.rank, self.ranks, self._place, self._member = place.rank, place.ranks, place, member
         self._address, self._device = address, device
+        reach(store, place)
         self._store = dist.TCPStore(store[0], store[1], None, place.rank == 0, MEETING, wait_for_workers=False, multi_tenant=False,
                                     master_listen_fd=None if listening is None else listening.detach())
         self._control = self._gloo("control", place.rank, place.ranks)

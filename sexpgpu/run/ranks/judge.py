@@ -189,7 +189,8 @@ class Judge:
         absent = [p for p in range(self.posts) if p not in self.hosts]
         if absent and now - self.began > self.limits["rendezvous"]:
             return Verdict("E-NET-030", f"{self._posts(absent)} did not come to {self.where} within {spoken(self.limits['rendezvous'])}",
-                           help=("start the run on every node, with the same SEXPGPU_RENDEZVOUS", "--deadline rendezvous=30m waits longer"), exit_code=2)
+                           help=("start the run on every node, with the same SEXPGPU_RENDEZVOUS" if self.posts == self.nodes else
+                                 "start every rank, with the same MASTER_ADDR and MASTER_PORT", "--deadline rendezvous=30m waits longer"), exit_code=2)
         for check in (self._ended, self._silent, self._stuck, self._broken):
             if (found := check(now)) is not None:
                 return found

@@ -97,12 +97,19 @@ def _is_torchrun(environ: Mapping[str, str]) -> bool:
     return "TORCHELASTIC_RUN_ID" in environ or all(environ.get(name) for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
 
 
-def _by_torchrun(settings: Settings, environ: Mapping[str, str]) -> Layout | None:
+def refuse_both(settings: Settings, environ: Mapping[str, str] = os.environ) -> None:
+    """E-ENV-015 where our variables of several machines are set beside torchrun's; said before what ours lack."""
+    if not _is_torchrun(environ):
+        return
     for key in ("nodes", "node_rank", "rendezvous"):
         value = settings.of(key)
         if value.source != "default":
             fail("E-ENV-015", f"{value.via} is set, and so are torchrun's {', '.join(n for n in TORCHRUN if n in environ)}",
                  help=(f"unset {value.via}: torchrun says who takes part", "or call `sexpgpu run` itself on each machine, without torchrun"))
+
+
+def _by_torchrun(settings: Settings, environ: Mapping[str, str]) -> Layout | None:
+    refuse_both(settings, environ)
     rank, ranks, local, each = (_number(environ, name, default) for name, default in
                                 (("RANK", None), ("WORLD_SIZE", None), ("LOCAL_RANK", "0"), ("LOCAL_WORLD_SIZE", "1")))
     if rank >= ranks or local >= each or ranks % each:

@@ -23,7 +23,7 @@ from typing import Any
 from sexpgpu.diagnostics import fail, printable, problem
 from sexpgpu.run.ranks.judge import DEADLINES, Judge, Verdict, verdict_from
 from sexpgpu.run.ranks.layout import PLACE, TORCHRUN, Layout
-from sexpgpu.run.ranks.wire import Closed, Wire
+from sexpgpu.run.ranks.wire import Closed, Stranger, Wire
 from sexpgpu.run.status import close_status, spoken
 from sexpgpu.settings import child_environment
 
@@ -78,6 +78,7 @@ class _Supervisor:
         self.signals: list[int] = []
         self.passed = 0  # signals that were looked at
         self.stops = 0  # of them, those that ask for the end
+        self.hub_spoke = False  # a line of post 0 came, as a supervisor writes them
         self.asked = False  # another node was asked to end, so these ranks were
         self.began = False  # every rank has been at a meeting
 
@@ -123,7 +124,7 @@ class _Supervisor:
             host, text = _agent(layout, limit).split(" ")
             port = int(text)
         self.where = f"{host}:{port}"
-        self.say(f"node {layout.node}: going to {self.where}")
+        self.say(f"{'node' if layout.posts == layout.nodes else 'rank'} {layout.post}: going to {self.where}")
         sock = self._reach(host, port, limit)
         if sock is None:
             return
@@ -348,7 +349,7 @@ class _Supervisor:
         assert self.hub is not None
         try:
             for message in self.hub.receive():
-                self.heard_hub = time.monotonic()
+                self.heard_hub, self.hub_spoke = time.monotonic(), True
                 if "answer" in message:
                     self._answer(message["answer"])
                 elif "stop" in message:
@@ -359,7 +360,10 @@ class _Supervisor:
                     self.finish = int(message["finish"])
         except Closed as error:
             self.selector.unregister(self.hub)
-            if self.verdict is None and self.finish is None:
+            if self.verdict is None and self.finish is None and not self.hub_spoke and isinstance(error, Stranger):
+                self.verdict = Verdict("E-NET-030", f"what listens at {self.where} is no `sexpgpu` of node 0: {error}", exit_code=2,
+                                       help=("see that the address is node 0's and the port is the run's own, and that nothing else listens there",))
+            elif self.verdict is None and self.finish is None:
                 self.verdict = Verdict("E-RUN-061", f"the supervisor of node 0 at {self.where} is gone: {error}")
 
     def _from_stderr(self, child: Child) -> None:

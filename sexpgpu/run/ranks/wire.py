@@ -15,6 +15,10 @@ class Closed(Exception):
     """The other side is gone, or is none of ours."""
 
 
+class Stranger(Closed):
+    """The other side is none of ours."""
+
+
 class Wire:
     """A socket that never blocks: what cannot be sent yet waits in `pending`."""
 
@@ -65,12 +69,12 @@ class Wire:
             try:
                 message = json.loads(line)
             except (ValueError, RecursionError):
-                raise Closed("it does not speak as we do") from None
+                raise Stranger("it does not speak as we do") from None
             if not isinstance(message, dict):
-                raise Closed("it does not speak as we do")
+                raise Stranger("it does not speak as we do")
             yield message
         if len(self._got) > LONGEST:
-            raise Closed("it does not speak as we do")
+            raise Stranger("it does not speak as we do")
         if closed:
             raise Closed(closed)
 

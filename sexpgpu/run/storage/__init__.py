@@ -189,8 +189,10 @@ def open_object(location: str, role: str, folder: str | Path = ".") -> tuple[Sto
     """The place an object lies in, and its name there: the bucket and the key as it is written, or folder and file."""
     scheme, rest = split(location, folder)
     place, _, name = rest.partition("/") if scheme in REMOTE else rest.rpartition("/")
+    if scheme not in REMOTE:
+        place = place or "/"
     if not place or not name or name.endswith("/"):
-        fail("E-NET-022", f"`{location}` names no object", help="write s3://bucket/path/to/file")
+        fail("E-NET-022", f"`{location}` names no object", help="write s3://bucket/path/to/file" if scheme in REMOTE else "name a file, not a folder")
     if scheme in REMOTE:
         credentials_for(role, location)  # says the whole location
     return open_storage(f"{scheme}://{place}", role), name

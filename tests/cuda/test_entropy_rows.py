@@ -1,0 +1,30 @@
+"""Losses of a head's rows of logits and their gradients over them, by the kernel that reads a row once and by that which reads it twice:
+under Triton's interpreter, against float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from support_cuda import interpreted
+
+from sexpgpu.backends.cuda import choice, library
+from sexpgpu.backends.cuda.choice import Switch
+
+
+@pytest.mark.parametrize(("part", "least"), [("rows", 10), ("parts", 3)])
+def test_rows_of_logits_agree_with_float64(part: str, least: int) -> None:
+    pytest.importorskip("triton")
+    failures, count = interpreted("entropy_in_triton.py", part)
+    assert not failures, "\n".join(failures)
+    assert count >= least
+
+
+def test_a_row_is_read_once_where_registers_hold_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def name(classes: int, dtype: torch.dtype = torch.bfloat16, grad: bool = True) -> str:
+        return library._row_kernel(dtype, classes, grad)[0]
+
+    assert [name(classes) for classes in (16384, 32000, 50304, 65536)] == ["entropy_once"] * 4
+    assert [name(classes) for classes in (16382, 50257, 65538)] == ["entropy_rows"] * 3
+    assert {name(50304, torch.float32), name(50304, torch.float64), name(50304, grad=False)} == {"entropy_rows"}
+    monkeypatch.setattr(choice, "SWITCH", Switch(once=False))
+    assert name(50304) == "entropy_rows"
