@@ -29,7 +29,7 @@ from sexpgpu.backends.cuda.report import Row, rows
 from sexpgpu.backends.interpreter.program import source_of
 from sexpgpu.compiler import Selection, load
 
-SECONDS = 0.3  # of each kind; the counter moves some 10 to 50 times meanwhile
+SECONDS = 0.8  # of each kind; in windows below half a second the counter, which moves some 30 times a second, gave joules that were off by half
 
 
 class Meter:

@@ -155,7 +155,7 @@ def _traced(asked: Asked) -> list[Any]:
     """The runs asked for, each as the stages see it."""
     stages = part("stages")
     loaded = stages.watched(asked.file, asked.selection)
-    names = [asked.run] if asked.run is not None else list(loaded.experiment.runs)
+    names = [asked.run] if asked.run is not None else list(loaded.experiment.runs) or [None]  # of none: E-RUN-103
     return [stages.Traced(loaded, part("runs")(loaded.experiment, name), part("kind")(asked.device)) for name in names]
 
 

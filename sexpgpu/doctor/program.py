@@ -28,6 +28,8 @@ def run(ask: Ask) -> Iterator[Fact | Diagnostic]:
     counts = {"run": len(experiment.runs), "evaluation": sum(len(r.evals) for r in experiment.runs.values()), "source": len(experiment.data)}
     yield "program", ", ".join(f"{n} {what}{'' if n == 1 else 's'}" for what, n in counts.items())
     yield from sources(ask)
+    if not experiment.runs:
+        compiler.choose_run(experiment, None)  # E-RUN-103
     ask.known["runs"], ask.known["traced"] = {}, {}
     ranks = ranks_of(ask)
     for name, found in experiment.runs.items():

@@ -156,7 +156,7 @@ def choose_run(experiment: Experiment, name: str | None) -> Run:
             return next(iter(runs_.values()))
         if not runs_:
             raise problem("E-RUN-103", f"{experiment.file} has no defrun", help="add (defrun train :data … :loss … :optimizer … :steps …)")
-        raise problem("E-RUN-101", f"{experiment.file} has several runs: {', '.join(runs_)}", help=f"name one: sexpgpu run {shlex.quote(experiment.file)} {next(iter(runs_))}")
+        raise problem("E-RUN-101", f"{experiment.file} has several runs: {', '.join(runs_)}", help=f"name one after the file: {shlex.quote(experiment.file)} {next(iter(runs_))}")
     if name not in runs_:
         raise problem("E-RUN-102", f"{experiment.file} has no run `{name}`", help=suggestion(name, runs_, "runs"))
     return runs_[name]

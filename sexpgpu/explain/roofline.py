@@ -13,7 +13,7 @@ from math import prod
 from sexpgpu.explain.lowering import Lowered
 from sexpgpu.ir import Node
 from sexpgpu.ops import table
-from sexpgpu.passes.schedule.fuse import PERSISTENT, REDUCTIONS, Call, Kernel, Launch
+from sexpgpu.passes.schedule.fuse import PERSISTENT, REDUCTIONS, Call, Kernel, Launch, original
 from sexpgpu.passes.schedule.views import CHOOSING, data
 
 #: calls that are one matrix product, whatever stands behind it
@@ -154,7 +154,7 @@ def _kernel(launch: Kernel, gpu: Gpu) -> Time:
 def values_inside(launch: Kernel) -> list[Node]:
     """Values that a kernel computes, each once; of views those that choose their elements, which read no more than these."""
     seen: set[Node] = set()
-    outside, found = set(launch.reads), []
+    outside, found = {*launch.reads, *map(original, launch.reads)}, []  # of a value that is made twice, the second in memory is read
     stack = list(launch.units)
     kinds = table()
     while stack:

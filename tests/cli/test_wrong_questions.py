@@ -127,3 +127,11 @@ def test_a_stranger_at_the_rendezvous(stranger: int, monkeypatch: pytest.MonkeyP
         monkeypatch.setenv(name, value)
     code, text = told(capsys, "run", DIGITS)
     assert code == 2 and "E-NET-030" in text and f"what listens at 127.0.0.1:{stranger} is no `sexpgpu` of node 0" in text
+
+
+def test_a_file_without_a_run_has_no_lines_to_explain_and_would_not_run(tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "part.lisp").write_text("(defun twice (x) (* 2 x))\n", "utf-8")
+    code, text = told(capsys, "explain", f"{tmp_path}/part.lisp:1")
+    assert code == 2 and "E-RUN-103" in text
+    code, found = findings(capsys, f"{tmp_path}/part.lisp")
+    assert code == 1 and [f["code"] for f in found] == ["E-RUN-103"]

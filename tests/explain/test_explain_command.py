@@ -207,6 +207,17 @@ def test_the_estimate_is_near_what_the_h200_took(sets: tuple[str, ...], measured
     assert found.seconds == pytest.approx(measured, rel=0.25) and found.limits["arithmetic"] > 0.7
 
 
+def test_layers_that_run_again_cost_no_more_than_a_third(tmp_path: Path) -> None:
+    """What a kernel reads of a second making is read, and not made once more inside it."""
+    text = (ROOT / "examples/char_lm.lisp").read_text("utf-8").replace("(defrun pretrain", "(defrun pretrain :remat true")
+    (tmp_path / "remat.lisp").write_text(text, "utf-8")
+    loaded = compiler.load(str(tmp_path / "remat.lisp"), Selection())
+    again = estimated(compiler.stages(loaded, compiler.choose_run(loaded.experiment, None), "cuda"), "h200")
+    whole = estimated(staged("char_lm", kind="cuda"), "h200")
+    assert whole.seconds < again.seconds < 4 / 3 * whole.seconds
+    assert again.limits["arithmetic"] < 2 * whole.limits["arithmetic"] + 0.05
+
+
 def test_small_launches_cost_their_start() -> None:
     loaded = compiler.load("benchmarks/programs/perceptron.lisp", Selection())
     stages = compiler.stages(loaded, compiler.choose_run(loaded.experiment, None), "cuda")

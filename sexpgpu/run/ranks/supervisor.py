@@ -197,6 +197,7 @@ class _Supervisor:
         wrong = ""
         for key, own, what in (("posts", layout.posts, f"{word}s"), ("nodes", layout.nodes, "nodes"), ("here", layout.here, "devices a node")):
             if not wrong and hello.get(key) != own:
+                what = what if hello.get(key) != 1 else what.replace("s", "", 1)
                 wrong = f"{word} {post} ({host}) counts {hello.get(key)} {what}, {word} 0 ({judge.hosts[0]}) counts {own}"
         if not wrong and post in judge.hosts:
             wrong = f"two of them say that they are {word} {post}: {judge.hosts[post]} and {host}"

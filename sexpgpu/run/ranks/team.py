@@ -58,7 +58,7 @@ class Team:
 def facts_of(plan: RunPlan, place: Place, device: str, wire: str) -> dict[str, str]:
     """What every rank must have alike, in words: a difference is shown by them."""
     facts = text_facts(plan.experiment.texts)
-    facts |= {"the run": plan.run.name, "the IR hash": plan.ir_hash, "the device": device, "SEXPGPU_NODE_GRADIENTS": wire, "the steps": str(plan.run.steps)}
+    facts |= {"the run": plan.run.name, "the IR hash": plan.ir_hash, "the device": device, "SEXPGPU_NODE_GRADIENTS": wire, "the number of steps": str(plan.run.steps)}
     facts |= {f"knob {name}": str(knob["value"]) for name, knob in plain_knobs(plan.experiment.knobs).items()}
     facts |= {f"the version of {name}": number for name, number in plan.versions.items()}
     return facts | {"the version of python": sys.version.split()[0], "the number of devices": str(place.each)}
