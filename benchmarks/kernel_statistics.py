@@ -32,7 +32,7 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from sexpgpu.backends.cuda import modules
+from sexpgpu.backends.cuda import choice, modules
 from sexpgpu.backends.cuda.cartesian import lanes
 from sexpgpu.backends.cuda.cartesian.config import Config
 from sexpgpu.backends.cuda.cartesian.plan import Launch, plan
@@ -147,6 +147,7 @@ def by_hand() -> Iterator[tuple[str, ASTSource, dict[str, Any]]]:
     for wide, warps in ((8192, 16), (4096, 8)):
         constants = {"CLASSES": 50304, "WIDE": wide, "LOW": True, "GRAD": True, "STAGES": 3}
         yield f"entropy_rows {wide}", source(hand.entropy_rows, low, constants), {"num_warps": warps}
+    choice.SWITCH.once = True
     for classes in (16384, 32000, 50258, 50304, 65536):
         name, values, options = library._row_kernel(torch.bfloat16, classes, True)
         constants = dict(zip(("CLASSES", "WIDE"), values, strict=True))

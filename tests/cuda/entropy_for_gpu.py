@@ -19,13 +19,14 @@ import triton
 from kernel_statistics import statistics
 from triton.backends.compiler import GPUTarget
 
-from sexpgpu.backends.cuda import library, modules
+from sexpgpu.backends.cuda import choice, library, modules
 from sexpgpu.ops import build
 
 ROWS = 16
 
 
 def main() -> None:
+    choice.SWITCH.once = True
     triton.runtime.driver.set_active(SimpleNamespace(get_current_target=lambda: GPUTarget("cuda", 90, 32), get_current_device=lambda: 0, get_current_stream=lambda device: 0))
     for classes, grad in ((16384, True), (32000, True), (50258, True), (50304, True), (65536, True), (50304, False)):
         leaves = [build("input", name=n, shape=shape, dtype=dtype, batch=False) for n, shape, dtype in (("x", (ROWS, 8), "bf16"), ("w", (8, classes), "bf16"), ("y", (ROWS,), "i32"), ("ct", (ROWS,), "f32"))]

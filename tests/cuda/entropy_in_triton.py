@@ -137,6 +137,7 @@ def of_parts() -> tuple[list[str], int]:
             failures.append(f"result {of}: off by {apart:.1e}")
     if step >= count:
         failures.append("all rows stand at once")
+    choice.SWITCH = Switch(once=True)
     function, arguments, options = library.heads_ahead(nodes[0])[0]
     if len(arguments) != len(function.arg_names) or arguments[:4] != (torch.int32, torch.int32, torch.float32, torch.float32) or options != {"num_warps": 16}:
         failures.append(f"compiled ahead: {arguments}, {options}")
