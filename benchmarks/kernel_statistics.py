@@ -130,9 +130,11 @@ def emitted(file: str, sets: tuple[str, ...]) -> Iterator[tuple[str, ASTSource, 
 
 
 def by_hand() -> Iterator[tuple[str, ASTSource, dict[str, Any]]]:
-    """The kernels of `kernels.py` and `attention.py` at GPT-2's sizes, and the device's clock."""
+    """The kernels of `kernels.py` and `attention.py` at GPT-2's sizes, in every type that reaches them, those that add rows of a graph, and the
+    device's clock."""
     from sexpgpu.backends.cuda import attention, clock, library
     from sexpgpu.backends.cuda import kernels as hand
+    from sexpgpu.backends.cuda.cartesian import kernels as graph
 
     def source(function: Any, pointers: dict[str, str], constants: dict[str, Any], even: Sequence[str] | None = None) -> ASTSource:
         names = function.arg_names
@@ -147,15 +149,27 @@ def by_hand() -> Iterator[tuple[str, ASTSource, dict[str, Any]]]:
     for wide, warps in ((8192, 16), (4096, 8)):
         constants = {"CLASSES": 50304, "WIDE": wide, "LOW": True, "GRAD": True, "STAGES": 3}
         yield f"entropy_rows {wide}", source(hand.entropy_rows, low, constants), {"num_warps": warps}
+    for dtype, grad in itertools.product(("fp16", "fp32", "fp64"), (False, True)):
+        pointers = {"logits": f"*{dtype}", "labels": "*i32"} | dict.fromkeys(("ct", "losses"), "*fp64" if dtype == "fp64" else "*fp32")
+        constants = {"CLASSES": 50304, "WIDE": 4096, "LOW": False, "GRAD": grad, "STAGES": 3}
+        yield f"entropy_rows of {dtype}{' with gradient' if grad else ''}", source(hand.entropy_rows, pointers, constants, ("logits",)), {"num_warps": 8}
     choice.SWITCH.once = True
     for classes in (16384, 32000, 50258, 50304, 65536):
         name, values, options = library._row_kernel(torch.bfloat16, classes, True)
         constants = dict(zip(("CLASSES", "WIDE"), values, strict=True))
         yield f"entropy_once {classes}", source(getattr(hand, name), low | {"logits": "*i32"}, constants, ("logits",)), options
-    rows = {n: "*fp32" for n in ("rows", "out", "firsts", "lasts")} | {"keys": "*i32", "order": "*i64"}
-    constants = {"COLUMNS": 768, "CHUNK": 32, "WIDE": 256}
-    yield "scattered", source(hand.scattered, rows, constants), {"num_warps": 2}
-    yield "gathered_ends", source(hand.gathered_ends, rows, constants | {"STEP": 8}), {"num_warps": 4}
+    for dtype in ("fp32", "fp64"):
+        rows = {n: f"*{dtype}" for n in ("rows", "out", "firsts", "lasts")} | {"keys": "*i32", "order": "*i64"}
+        constants = {"COLUMNS": 768, "CHUNK": 32, "WIDE": 256}
+        yield f"scattered {dtype}", source(hand.scattered, rows, constants), {"num_warps": 2}
+        yield f"gathered_ends {dtype}", source(hand.gathered_ends, rows, constants | {"STEP": 8}), {"num_warps": 4}
+    for dtype, narrow in (("fp32", False), ("fp64", False), ("bf16", True)):
+        indices = dict.fromkeys(("starts", "begins", "ends", "order", "more"), "*i32")
+        wide = "fp64" if dtype == "fp64" else "fp32"
+        sums = {"WIDE": 128, "LOW": narrow, "ACC": tl.float64 if dtype == "fp64" else tl.float32}
+        yield f"segment {dtype}", source(graph.segment, indices | {"rows": f"*{wide}", "out": f"*{dtype}"}, sums), {"num_warps": 4}
+        yield f"gathered {dtype}", source(graph.gathered, indices | {"rows": f"*{dtype}", "out": f"*{wide}"}, sums | {"STEP": 128, "WIDE": 4}), {"num_warps": 4}
+        yield f"fold {dtype}", source(graph.fold, indices | {"rows": f"*{dtype}"}, {"WIDE": 128, "LOW": narrow}), {"num_warps": 4}
     half = {n: "*bf16" for n in ("Q", "K", "V", "Ct", "Out", "DQ", "DK", "DV")} | {n: "*fp32" for n in ("Lse", "Delta", "Sums")}
     shared = {"D": 64, "LOW": True, "CPU": False}
     both = (("by_keys", attention.KEYS), ("by_queries", attention.QUERIES))

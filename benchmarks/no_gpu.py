@@ -5,7 +5,7 @@
 Triton's key of a kernel is over its own files and libtriton, the kernel's source and types, the options, and the version of ptxas: all
 alike where the same wheel of Triton, for the same minor version of Python, is installed; and over those of its environment variables
 that change code: TRITON_DEFAULT_FP_FUSION=1 on both, as our commands have it, and no other. `python no_gpu.py` prints the parts of the key: the lines are to be the same on both machines.
-The cache is TRITON_CACHE_DIR. `python no_gpu.py FILE.txz PLACE` packs it to be unpacked at PLACE, which is TRITON_CACHE_DIR there: the files hold
+The cache is TRITON_CACHE_DIR. `python no_gpu.py FILE.txz PLACE [LIST]` packs it to be unpacked at PLACE, which is TRITON_CACHE_DIR there: the files hold
 absolute paths. `LIBCUDA` names a folder with any libcuda.so.1 (an empty library will do) against which the
 launchers in C are linked; without it they are compiled on the device, in 0.3 s each.
 """
@@ -20,6 +20,7 @@ import os
 import sys
 import tarfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -34,7 +35,9 @@ import triton.testing
 from triton.backends.compiler import GPUTarget
 from triton.backends.driver import GPUDriver
 from triton.backends.nvidia import driver as nvidia
+from triton.compiler import ASTSource
 from triton.runtime.autotuner import Autotuner
+from triton.runtime.errors import PTXASError
 
 from sexpgpu.backends.interpreter.dtypes import TORCH
 
@@ -116,13 +119,17 @@ def install() -> None:
 
 
 class Counted:
-    """What Triton made since this stood: kernels found in its cache, and compiled, with their seconds."""
+    """What Triton made since this stood: kernels found in its cache, and compiled, with their seconds. `KERNELS_LIST` names a file that gets a
+    line for each, its folder in the cache: `pack` takes such a file."""
 
     def __init__(self) -> None:
         self.found, self.compiled, self.seconds = 0, 0, 0.0
         triton.knobs.compilation.listener = self._hear
 
-    def _hear(self, *, times: Any, cache_hit: bool, **_: Any) -> None:
+    def _hear(self, *, times: Any, cache_hit: bool, metadata_group: dict[str, str], **_: Any) -> None:
+        if os.environ.get("KERNELS_LIST") and metadata_group:
+            with open(os.environ["KERNELS_LIST"], "a", encoding="utf-8") as file:
+                file.write(Path(next(iter(metadata_group.values()))).parent.name + "\n")
         self.found += cache_hit
         self.compiled += not cache_hit
         self.seconds += 0.0 if cache_hit else times.total / 1e6
@@ -285,6 +292,40 @@ def tune_quickly(warmup: int, rep: int) -> None:
     Autotuner.do_bench = property(quick)
 
 
+class Tuners:
+    """Triton's tuners, from now on in this process: each candidate is measured for so many ms. `carried`: only candidates whose kernels are in Triton's
+    cache, and of a tuner that has none there the first is compiled and taken unmeasured. Once `over()`, a candidate raises TimeoutError.
+
+    `told`: how many were `measured`, and `left_out` as not carried.
+    """
+
+    def __init__(self, warmup: int, rep: int, carried: bool, over: Callable[[], bool]):
+        tune_quickly(warmup, rep)
+        self.told: Counter[str] = Counter()
+        self._refuses = self._refused = False
+        bench, make = Autotuner._bench, ASTSource.make_ir
+
+        def measured(tuner: Autotuner, *args: Any, config: Any, **meta: Any) -> Any:
+            if over():
+                raise TimeoutError("a tuner of flashcart's had no time left")
+            self._refuses, self._refused = carried, False
+            try:
+                found = bench(tuner, *args, config=config, **meta)
+            finally:
+                self._refuses = False
+            self.told["left_out" if self._refused else "measured"] += 1
+            return found
+
+        def made(source: ASTSource, *args: Any, **given: Any) -> Any:
+            """What Triton asks for where a kernel is not in its cache."""
+            if self._refuses:
+                self._refused = True
+                raise PTXASError("not in the cache")  # which a tuner takes for a candidate that cannot run
+            return make(source, *args, **given)
+
+        Autotuner._bench, ASTSource.make_ir = measured, made
+
+
 def _begin() -> None:
     torch.set_num_threads(1)
     install()
@@ -314,12 +355,15 @@ def spread(work: Callable[[Any], tuple[Any, dict[str, float], str]], tasks: Sequ
     return {"name": "compiled", "seconds": round(time.perf_counter() - started, 1), "tasks": len(tasks), "done": done, "failed": failed, **total}
 
 
-def pack(file: Path, place: str) -> dict[str, Any]:
+def pack(file: Path, place: str, listed: Path | None = None) -> dict[str, Any]:
     """The cache as archives that are whole when unpacked at `place`: code and what describes it, with the paths that will hold there. FILE-1.txz and so
-    on beside FILE.txz hold what is more than 15 MiB."""
+    on beside FILE.txz hold what is more than 15 MiB. listed: a file that names the kernels' folders (`Counted`); the others are left out."""
     folder, files, archive = Path(triton.knobs.cache.dir), [], None
+    wanted = None if listed is None else set(listed.read_text().split())
+    kernels = {path.parent.name for path in folder.glob("*/*.cubin")}
+    left = set() if wanted is None else kernels - wanted
     for path in sorted(folder.glob("*/*")):
-        if path.suffix not in KEPT:
+        if path.suffix not in KEPT or path.parent.name in left:
             continue
         if archive is None or files[-1].stat().st_size > 15 << 20:
             if archive is not None:
@@ -335,9 +379,9 @@ def pack(file: Path, place: str) -> dict[str, Any]:
         archive.addfile(entry, io.BytesIO(data))
     if archive is not None:
         archive.close()
-    return {"kernels": len(list(folder.glob("*/*.cubin"))), "shared objects": len(list(folder.glob("*/*.so"))),
+    return {"kernels": len(kernels - left), "missing": len((wanted or set()) - kernels), "shared objects": len(list(folder.glob("*/*.so"))),
             "mib": {f.name: round(f.stat().st_size / 2**20, 2) for f in files}}  # fmt: skip
 
 
 if __name__ == "__main__":
-    print(json.dumps(key() | (pack(Path(sys.argv[1]), sys.argv[2]) if len(sys.argv) > 1 else {})))
+    print(json.dumps(key() | (pack(Path(sys.argv[1]), sys.argv[2], *map(Path, sys.argv[3:4])) if len(sys.argv) > 1 else {})))

@@ -11,12 +11,15 @@ import argparse
 import hashlib
 import json
 import os
+import resource
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +34,7 @@ CLOSE = 1e-5  # relative, of losses in f32 against the interpreter's
 
 @dataclass
 class Done:
-    """A process that ended; `code` is None where it had to be stopped."""
+    """A process that ended; `code` is None where it had to be stopped: then `err` ends with where it was, as Python's faulthandler says it."""
 
     code: int | None
     out: str
@@ -39,7 +42,29 @@ class Done:
     seconds: float
 
     def trouble(self) -> list[str]:
-        return [f"exit {self.code}", *last_lines(self.err, 8)]
+        if self.code is not None:
+            return [f"exit {self.code}", *last_lines(self.err, 8)]
+        before, _, dump = self.err.partition("Fatal Python error")
+        stacks = dump.split("(most recent call first):")[1:]  # of its threads, and of what it started
+        where = [line.strip() for stack in stacks[-3:] for line in [x for x in stack.splitlines() if x.strip().startswith("File ")][:4]]
+        return [f"stopped after {self.seconds:.0f} s", *last_lines(before, 2), *last_lines(self.out, 1), *where]
+
+
+def stop(process: subprocess.Popen[Any]) -> None:
+    """Ends a process and all that it started, which would run on beside what comes next. Python's say on stderr where they are."""
+    parents: dict[int, int] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has ended
+            parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
+    every = [process.pid]
+    for pid in every:
+        every += [child for child, parent in parents.items() if parent == pid]
+    for number in (signal.SIGABRT, signal.SIGKILL):
+        for pid in every:
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(3)
 
 
 class Job:
@@ -47,7 +72,7 @@ class Job:
 
     def __init__(self, words: Sequence[str], variables: Mapping[str, str] | None = None):
         self._start = time.monotonic()
-        environ = {"OMP_NUM_THREADS": "2", **os.environ, "PYTHONPATH": python_path(), **(variables or {})}  # many beside each other: threads that spin would wait for them all
+        environ = {"OMP_NUM_THREADS": "2", **os.environ, "PYTHONPATH": python_path(), "PYTHONFAULTHANDLER": "1", **(variables or {})}  # many beside each other: threads that spin would wait for them all
         self._files = tempfile.TemporaryFile(), tempfile.TemporaryFile()
         self.process = subprocess.Popen([sys.executable, *words], cwd=ROOT, env=environ, stdout=self._files[0], stderr=self._files[1])
 
@@ -57,8 +82,7 @@ class Job:
         try:
             code = self.process.wait(max(0.1, until - time.monotonic()))
         except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+            stop(self.process)
         texts = []
         for file in self._files:
             file.seek(0)
@@ -200,20 +224,33 @@ def repeat(seconds: float, folder: Path) -> dict[str, Any]:
     return told
 
 
+#: example -> knobs; what takes longest first. GPT-2 of its width over 1 to 4 samples; narrower ones over 127 and 129 too, which is much work for a CPU
 NUMERICS = {
-    "digits": (), "conv_digits": (), "vae": (), "pinn": (), "own_optimizer": (), "char_lm": ("layers=2",), "char_lm f32": ("layers=1", "precision=f32"),
-    "gpt2": ("layers=1", "context=128", "vocabulary=5003", "batch=4"), "gpt2 f32": ("layers=2", "context=129", "vocabulary=513", "d-model=254", "heads=2", "batch=3", "precision=f32"),
-    "potential": ("channels=8", "batch=4"),
+    "potential": ("channels=8", "batch=4"), "gpt2": ("layers=1", "context=128", "vocabulary=5003", "batch=4"),
+    "gpt2 odd": ("layers=1", "context=96", "vocabulary=5003", "d-model=384", "heads=6", "batch=4"),
+    "gpt2 f32": ("layers=2", "context=129", "vocabulary=513", "d-model=254", "heads=2", "batch=3", "precision=f32"),
+    "char_lm": ("layers=2",), "char_lm f32": ("layers=1", "precision=f32"), "pinn": (), "vae": (), "conv_digits": (), "own_optimizer": (), "digits": (),
 }  # fmt: skip
+
+#: the doctor's command, whose kernels have so many seconds: it then says what they had begun
+DOCTOR = """
+import sys
+from sexpgpu.doctor import numerics
+numerics.SECONDS = 10 + float(sys.argv.pop(1))
+from sexpgpu.cli.main import main
+main()
+"""
 
 
 def numerics(seconds: float, folder: Path) -> dict[str, Any]:
-    """`sexpgpu doctor FILE --numerics --device cuda` of every example."""
+    """`sexpgpu doctor FILE --numerics --device cuda` of every example, all at once: most of it is done by the CPU, which compiles and computes what
+    is compared with."""
     jobs: dict[str, tuple[list[str], dict[str, str]]] = {}
     for name, sets in NUMERICS.items():
         more = [word for text in sets for word in ("--set", text)]
-        jobs[name] = (command("doctor", example(folder, name.split()[0]), "--numerics", "--device", "cuda", "--json", *more), {})
-    found = together(jobs, seconds, 5)
+        words = ["-c", DOCTOR, f"{max(10, seconds - 25):.0f}", "doctor", example(folder, name.split()[0]), "--numerics", "--device", "cuda", "--json", *more]
+        jobs[name] = (words, {"OMP_NUM_THREADS": "3" if name.startswith("gpt2") else "1"})
+    found = together(jobs, seconds, len(jobs))
     told: dict[str, Any] = {"ok": True}
     for name, done in found.items():
         try:
@@ -222,8 +259,10 @@ def numerics(seconds: float, folder: Path) -> dict[str, Any]:
             told |= {"ok": False, name: done.trouble()}
             continue
         wrong = [f"{f.get('code')} {f.get('message', '')}"[:300] for f in document["findings"] if f.get("code") != "E-ENV-011"]  # boto3 is not needed here
-        kernels = [text for text in json.dumps(document).split('"') if "agree with the interpreter" in text]
-        told |= {"ok": told["ok"] and not wrong and bool(kernels), name: wrong or (kernels[:2] or ["nothing compared"])}
+        said = json.dumps(document).split('"')
+        kernels = [text for text in said if "kernels" in text and "agree with the interpreter" in text]
+        sizes = [text.partition(": ")[2] for text in said if ": batches of " in text]
+        told |= {"ok": told["ok"] and not wrong and bool(kernels), name: [*(wrong or kernels[:2] or ["nothing compared"]), *sizes[:1], f"{done.seconds:.0f} s"]}
     return told
 
 
@@ -352,11 +391,11 @@ def script(*words: str) -> Callable[[float, Path], dict[str, Any]]:
     """Another script of this folder, whose lines pass through."""
 
     def work(seconds: float, folder: Path) -> dict[str, Any]:
-        process = subprocess.Popen([sys.executable, str(ROOT / "benchmarks" / words[0]), *words[1:]], env={**os.environ, "PYTHONPATH": python_path()})
+        process = subprocess.Popen([sys.executable, str(ROOT / "benchmarks" / words[0]), *words[1:]], env={**os.environ, "PYTHONPATH": python_path(), "PYTHONFAULTHANDLER": "1"})
         try:
             code = process.wait(seconds)
         except subprocess.TimeoutExpired:
-            process.kill()
+            stop(process)  # it says above where it was
             return {"ok": False, "error": f"over {seconds:.0f} s"}
         return {"ok": code == 0, "lines": "above"}
 
@@ -390,6 +429,7 @@ def main() -> None:
     parser.add_argument("--list", action="store_true", help="the parts and their limits in seconds")
     parser.add_argument("--budget", type=float, default=570, help="seconds in all; a part that would begin after them is left out")
     given = parser.parse_args()
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # of what is stopped
     if given.list:
         for name, (_, seconds) in PARTS.items():
             print(f"{name:10} {seconds:4.0f} s")

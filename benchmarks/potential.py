@@ -5,10 +5,18 @@
     python benchmarks/potential.py --plan                                      # launches and memory as lowered; needs no GPU
     python benchmarks/potential.py --compile 15                                # the kernels of both, into TRITON_CACHE_DIR; needs no GPU
     TRITON_INTERPRET=1 python benchmarks/potential.py --dry-run                # a tiny size on the CPU
+    python benchmarks/potential.py --carried --each 60                         # with kernels that were compiled before: what is missing is left out
 
 One process: both sides have the same crystal (diamond, displaced), species, neighbours, parameters (ours, carried over by name) and
 labels, float32 with TF32 off, and AdamW. `eager` is flashcart as its users run it, with its Triton kernels; `graph` its whole call or step,
-captured by hand into one CUDA graph. Values are compared before anything is timed; sides take turns, in blocks.
+captured by hand into one CUDA graph. Values are compared before anything is timed: f32 with f32, on the same device.
+
+A side is measured alone, in a short block, as soon as it stands, and its row is printed; rows of a pass with all sides, in blocks that take
+turns, come at the end of a size. On stderr each stage says how long it took, and what Triton found and compiled meanwhile; at `--seconds`, and
+where `timeout` ends it, the stack.
+
+`--carried`: flashcart's tuners measure the candidates whose kernels are in Triton's cache; rows say how many were left out. Without it they
+compile what is missing one after another: up to 330 kernels a size, each 0.3 to 60 s.
 
 JSON lines: ms, peak memory (MiB beyond what stood before), ratios over ours, errors (largest difference over the largest value), launches of
 a step and the bytes that they move as lowered, and the floor: what a step must read and write (parameters, their moments and gradients, the
@@ -19,9 +27,11 @@ batch) with the weights of every edge kept out of memory. Times of both at 4.27 
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import json
 import math
 import os
+import signal
 import statistics
 import sys
 import tempfile
@@ -45,8 +55,9 @@ from sexpgpu.run.data.extxyz import edges_of
 from sexpgpu.run.measure import measured
 
 PROGRAM = Path(__file__).parent / "programs" / "flashcart.lisp"
-SIZES = ("paper-69k", "paper-0.5M", "paper-1.1M", "paper-3.0M")
+SIZES = ("paper-69k", "paper-1.1M", "paper-0.5M", "paper-3.0M")
 SIDES = ("ours", "eager", "graph")
+PASSES = ("energy+forces", "training step")
 COPY = 4.27e12  # bytes/s of a device copy on the H200, read and written
 DIAMOND = 3.567  # Å, the cubic cell
 ELEMENTS = "H C N O F P S Cl Br I".split()
@@ -59,8 +70,28 @@ def say(**row: Any) -> None:
     if folder and Path(folder).is_dir():
         with open(Path(folder) / "potential.jsonl", "a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
-        row = {key: value for key, value in row.items() if key not in ("device", "floor_bytes", "moved_bytes", "library", "losses", "atoms")}
+        row = {key: value for key, value in row.items() if value and key not in ("device", "floor_bytes", "moved_bytes", "library", "losses", "atoms")}
+        row = json.loads(json.dumps(row), parse_float=lambda text: float(f"{float(text):.4g}"))
     print(json.dumps(row), flush=True)
+
+
+class Clock:
+    """Says on stderr what is done: the seconds since the start and since the word before, and what Triton found and compiled meanwhile."""
+
+    def __init__(self, start: float, counted: Counted, until: float):
+        self.start, self.counted, self.until = start, counted, until
+        self.last, self.kernels = start, counted.told()
+
+    def note(self, text: str) -> None:
+        now, before, self.kernels = time.perf_counter(), self.kernels, self.counted.told()
+        more = {key: round(self.kernels[key] - before[key], 2) for key in before}
+        kernels = f", kernels: {more['found']} found, {more['compiled']} compiled in {more['compile_s']} s" if more["found"] or more["compiled"] else ""
+        print(f"{now - self.start:7.1f} s  {text}: {now - self.last:.1f} s{kernels}", file=sys.stderr, flush=True)
+        self.last = now
+
+    @property
+    def over(self) -> bool:
+        return time.perf_counter() > self.until
 
 
 # --- the crystal and our side ---
@@ -100,17 +131,19 @@ class Ours:
     def knob(self, name: str) -> Any:
         return self.loaded.experiment.knobs[name].value
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self, program: CudaProgram) -> dict[str, Any]:
         """Of the step as lowered: launches, bytes, the plan; and the floor."""
-        start = time.perf_counter()
-        program = lowered(self.staged)
-        seconds = time.perf_counter() - start
         found = [row for _, compiled in graphs(program) for row in rows(compiled, program.traced.origins)]
         moved = sum(row.bytes for row in found)
         floor = _floor(self, program)
         return {"parameters": self.count, "launches": len(found), "library": sum(r.kind == "library" for r in found), "moved_bytes": moved,
-                "moved_ms": moved / COPY * 1e3, "floor_bytes": floor, "floor_ms": floor / COPY * 1e3, "planned_mib": program.plan.total / 2**20,
-                "lowering_s": round(seconds, 2)}  # fmt: skip
+                "moved_ms": moved / COPY * 1e3, "floor_bytes": floor, "floor_ms": floor / COPY * 1e3, "planned_mib": program.plan.total / 2**20}  # fmt: skip
+
+    def lowered(self) -> dict[str, Any]:
+        """The facts without a device."""
+        start = time.perf_counter()
+        program = lowered(self.staged)
+        return self.facts(program) | {"lowering_s": round(time.perf_counter() - start, 2)}
 
     def trainer(self, device: str) -> tuple[CudaProgram, dict[str, np.ndarray]]:
         program = CudaProgram(self.staged, 1, device)
@@ -195,8 +228,6 @@ class Theirs:
         from flashcart.model.flashcart import FlashCartPotential
 
         no_gpu.narrow()
-        if device == "cuda":
-            no_gpu.tune_quickly(**TUNING)
         crystal, knob = ours.crystal, ours.knob
         self.model = FlashCartPotential(
             elements=ELEMENTS, r_max=ours.cutoff, n_hidden_feats=int(knob("channels")), l_max_hidden_feats=int(knob("l-hidden")),
@@ -303,81 +334,132 @@ def error(got: Any, expected: Any) -> float:
     return float(np.abs(a - b).max() / max(1e-30, np.abs(b).max()))
 
 
-def compared(name: str, sides: dict[str, Callable[[], Any]], more: dict[str, Any], seconds: float, device: str) -> dict[str, Any]:
-    times = timed(sides, seconds, device)
-    row = {"name": name, "ms": {n: {"median": statistics.median(t), "least": min(t), "most": max(t)} for n, t in times.items()}, **more}
-    if "ours" in times:
-        row["over_ours"] = {n: statistics.median(b / a for a, b in zip(times["ours"], t, strict=True)) for n, t in times.items() if n != "ours"}
-    peaks = more.get("peak_mib", {})
-    if peaks.get("ours"):
-        row["peak_share"] = {n: peaks["ours"] / p for n, p in peaks.items() if n != "ours" and p}
-    return row
+def of_times(times: list[float]) -> dict[str, float]:
+    return {"median": statistics.median(times), "least": min(times), "most": max(times)}
 
 
-def attempt(lacks: dict[str, str], side: str, build: Callable[[], Any]) -> Any:
-    """What `build` gives, or None, and why in `lacks`."""
-    try:
-        return build()
-    except Exception as problem:  # noqa: BLE001 - the row says it, and the other sides go on
-        lacks[side] = f"{type(problem).__name__}: {problem}"[:300]
-        return None
+class Size:
+    """One size. A side is built, its values compared with ours, and it is measured alone; each is said as soon as it is known. `rows`: all sides in turns."""
 
+    def __init__(self, crystal: Crystal, variant: str, device: str, block: float, clock: Clock, tuners: no_gpu.Tuners | None):
+        self.variant, self.device, self.block, self.clock, self.tuners = variant, device, block, clock, tuners
+        self.work: dict[str, dict[str, Callable[[], Any]]] = {what: {} for what in PASSES}
+        self.peaks: dict[str, dict[str, float]] = {what: {} for what in PASSES}
+        self.errors: dict[str, dict[str, Any]] = {what: {} for what in PASSES}
+        self.lacks: dict[str, str] = {}
+        self.losses: dict[str, list[float]] = {}
+        self.facts: dict[str, Any] = {}
+        self.params: dict[str, torch.Tensor] | None = None
+        self.found: dict[str, np.ndarray] = {}
+        self.base: dict[str, Any] = {"device": torch.cuda.get_device_name() if device == "cuda" else device, "atoms": len(crystal.species)}
+        self.ours = Ours(crystal, variant)
+        clock.note(f"{variant}: read, differentiated")
 
-def size(crystal: Crystal, variant: str, chosen: list[str], seconds: float, device: str) -> list[dict[str, Any]]:
-    """Two rows of a size: `energy+forces` and `training step`."""
-    ours, lacks, done = Ours(crystal, variant), {}, []
-    base = {"device": torch.cuda.get_device_name() if device == "cuda" else device, "atoms": len(crystal.species), **ours.facts()}
-    reference, peak = peaked(ours.potential, device)
-    start = time.perf_counter()
-    found, more = peaked(lambda potential=reference: potential(crystal.species, crystal.positions, crystal.cell, (True,) * 3), device)
-    base["first_call_s"] = round(time.perf_counter() - start, 1)
-    peaks = {"ours": None if peak is None or more is None else peak + more}
-    params = {path: value for (kind, path), value in reference.known.items() if kind == "param"}
-    infer: dict[str, Callable[[], Any]] = {"ours": reference.compiled.replay.run}
-    train: dict[str, Callable[[], Any]] = {}
-    errors: dict[str, Any] = {}
-    models: dict[str, Theirs] = {}
-    for side in (s for s in ("eager", "graph") if s in chosen):
-        model = attempt(lacks, side, lambda side=side: Theirs(ours, params, device, side == "graph"))
-        if model is None:
-            continue
-        models[side] = model
-        base["edges"] = model.edges
-        made = attempt(lacks, side, lambda model=model, side=side: peaked(lambda: captured(model.infer) if side == "graph" else (model.infer, model.infer()), device))
-        if made is None:
-            continue
-        (work, value), peaks[side] = made
+    def measure(self, chosen: list[str]) -> None:
+        """Builds ours, and then every side that is begun in time."""
+        self.attempt("ours", PASSES[0], self._energies)
+        self.attempt("ours", PASSES[1], self._steps)
+        for side in (s for s in SIDES[1:] if s in chosen):
+            model = self.attempt(side, "model", lambda side=side: Theirs(self.ours, self.params, self.device, side == "graph"))
+            if model is not None:
+                self.base["edges"] = model.edges
+                self.attempt(side, PASSES[0], lambda model=model, side=side: self._their_energies(side, model))
+                self.attempt(side, PASSES[1], lambda model=model, side=side: self._their_steps(side, model))
+
+    def attempt(self, side: str, what: str, build: Callable[[], Any], late: bool = False) -> Any:
+        """What `build` gives, or None: no time was left (and it is not done `late`), or it failed, and the other sides go on."""
+        if self.clock.over and not late:
+            self.lacks[f"{side} {what}"] = "no time was left"
+            return None
+        try:
+            found = build()
+        except Exception as problem:  # noqa: BLE001
+            self.lacks[f"{side} {what}"] = f"{type(problem).__name__}: {problem}"[:300]
+            self.clock.note(f"{self.variant} {side} {what} FAILED, {self.lacks[f'{side} {what}']}")
+            return None
+        self.clock.note(f"{self.variant} {side} {what}" + (" measured" if what in PASSES else ""))
+        return found
+
+    def _stands(self, side: str, what: str, work: Callable[[], Any], peak: float | None) -> None:
+        """Measures a side alone, and says its row."""
+        self.clock.note(f"{self.variant} {side} {what} built")
+        if peak is not None:
+            self.peaks[what][side] = peak
+        self.work[what][side] = work
+        times = timed({side: work}, self.block / 12, self.device, 3)[side]
+        say(name=f"{self.variant} {what}, {side} alone", ms=of_times(times), peak_mib=peak, errors=self.errors[what].get(side), tuned=self.tuned)
+
+    @property
+    def tuned(self) -> dict[str, int] | None:
+        return None if self.tuners is None else dict(self.tuners.told)
+
+    def _energies(self) -> None:
+        def called() -> Any:
+            potential = self.ours.potential()
+            crystal = self.ours.crystal
+            return potential, potential(crystal.species, crystal.positions, crystal.cell, (True,) * 3)
+
+        (potential, self.found), peak = peaked(called, self.device)
+        self.params = {path: value for (kind, path), value in potential.known.items() if kind == "param"}
+        self._stands("ours", PASSES[0], potential.compiled.replay.run, peak)
+
+    def _steps(self) -> None:
+        def trained() -> Any:
+            program, batch = self.ours.trainer(self.device)
+            self.clock.note(f"{self.variant} ours training step lowered")
+            return program, batch, [program.step(batch, False).loss for _ in range(3)]
+
+        (program, batch, self.losses["ours"]), peak = peaked(trained, self.device)
+        self.facts = self.ours.facts(program)
+        self._stands("ours", PASSES[1], Steps(program, batch), peak)
+
+    def _their_energies(self, side: str, model: Theirs) -> None:
+        model.infer()  # tunes: what a tuner takes is no part of the peak
+        self._tuned(side)
+        (work, value), peak = peaked(lambda: captured(model.infer) if side == "graph" else (model.infer, model.infer()), self.device)
         work()
         energy, forces = value
-        errors[side] = {"energy": error(found["energy"], energy.reshape(-1)[0]), "forces": error(found["forces"], forces)}
-        infer[side] = work
-    done.append(compared(f"{variant} energy+forces", infer, {**base, "peak_mib": peaks, "errors": errors, "lacks": dict(lacks)}, seconds / 2, device))
-    infer.clear()
-    del reference
-    peaks, losses = {}, {}
+        theirs = {"energy": energy.reshape(-1)[0], "forces": forces}
+        self.errors[PASSES[0]][side] = {name: error(ours, theirs[name]) for name, ours in self.found.items()}
+        self._stands(side, PASSES[0], work, peak)
 
-    def trained() -> Any:
-        program, batch = ours.trainer("cuda" if device == "cuda" else "cpu")
-        first = program.step(batch, False).loss
-        return program, batch, [first, *(program.step(batch, False).loss for _ in range(2))]
+    def _their_steps(self, side: str, model: Theirs) -> None:
+        self.losses[side] = [float(model.train())]
+        self._tuned(side)
 
-    start = time.perf_counter()
-    made = attempt(lacks, "ours", lambda: peaked(trained, device))
-    base["first_call_s"] = round(time.perf_counter() - start, 1)
-    if made is not None:
-        (program, batch, losses["ours"]), peaks["ours"] = made
-        train["ours"] = Steps(program, batch)
-    for side, model in models.items():
-        def begun(model: Theirs = model, side: str = side) -> Any:
-            first = [float(model.train()) for _ in range(3)]
-            return (captured(model.train)[0] if side == "graph" else model.train), first
+        def begun() -> Callable[[], Any]:
+            self.losses[side] += [float(model.train()) for _ in range(2)]
+            return captured(model.train)[0] if side == "graph" else model.train
 
-        made = attempt(lacks, side, lambda begun=begun: peaked(begun, device))
-        if made is not None:
-            (train[side], losses[side]), peaks[side] = made
-    errors = {side: [abs(a - b) / max(1e-30, abs(b)) for a, b in zip(losses["ours"], own, strict=True)] for side, own in losses.items() if side != "ours" and "ours" in losses}
-    done.append(compared(f"{variant} training step", train, {**base, "peak_mib": peaks, "losses": losses, "errors": errors, "lacks": lacks}, seconds / 2, device))
-    return done
+        work, peak = peaked(begun, self.device)
+        if "ours" in self.losses:
+            self.errors[PASSES[1]][side] = [abs(a - b) / max(1e-30, abs(b)) for a, b in zip(self.losses["ours"], self.losses[side], strict=True)]
+        self._stands(side, PASSES[1], work, peak)
+
+    def _tuned(self, side: str) -> None:
+        self.clock.note(f"{self.variant} {side} called once" + ("" if self.tuners is None else f", tuners so far {self.tuned}"))
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A row of each pass, said as it is made."""
+        found = []
+        for what in PASSES:
+            made = self.attempt("all sides", what, lambda what=what: self._row(what), True) if self.work[what] else None
+            if made is not None:
+                say(**made)
+                found.append(made)
+        if self.lacks:
+            say(name=f"{self.variant} lacks", lacks=self.lacks)
+        return found
+
+    def _row(self, what: str) -> dict[str, Any]:
+        times, peaks = timed(self.work[what], self.block / 2, self.device), self.peaks[what]
+        row = {"name": f"{self.variant} {what}", "ms": {n: of_times(t) for n, t in times.items()}, **self.base, **self.facts, "peak_mib": peaks,
+               "errors": self.errors[what], "tuned": self.tuned} | ({"losses": self.losses} if what == PASSES[1] else {})  # fmt: skip
+        if "ours" in times:
+            row["over_ours"] = {n: statistics.median(b / a for a, b in zip(times["ours"], t, strict=True)) for n, t in times.items() if n != "ours"}
+        if peaks.get("ours"):
+            row["peak_share"] = {n: peaks["ours"] / p for n, p in peaks.items() if n != "ours" and p}
+        return row
 
 
 # --- kernels compiled where there may be no GPU ---
@@ -387,11 +469,11 @@ PARTS, CANDIDATES = 6, 13
 
 
 def tasks(sizes: list[str], sides: list[str], cells: int) -> list[Task]:
-    """Those of large sizes first."""
+    """In the order of the sizes; a size's first candidates first, as tuners need one to begin with."""
     found = []
-    for name in reversed(sizes):
-        found += [(name, "flashcart", number, cells) for number in range(CANDIDATES)] if "eager" in sides or "graph" in sides else []
+    for name in sizes:
         found += [(name, "ours", number, cells) for number in range(PARTS)] if "ours" in sides else []
+        found += [(name, "flashcart", number, cells) for number in range(CANDIDATES)] if "eager" in sides or "graph" in sides else []
     return found
 
 
@@ -454,7 +536,9 @@ def main() -> None:
     parser.add_argument("--sizes", default=",".join(SIZES))
     parser.add_argument("--sides", default=",".join(SIDES))
     parser.add_argument("--cells", type=int, default=5, help="cubic cells on each axis, eight atoms each: 5 is 1,000 atoms, 158,000 edges")
-    parser.add_argument("--seconds", type=float, default=540, help="begin no size after these")
+    parser.add_argument("--seconds", type=float, default=540, help="begin nothing after these, and tell the stack")
+    parser.add_argument("--each", type=float, default=120, help="seconds of a size after which none of its sides is begun, and a tuner gives up")
+    parser.add_argument("--carried", action="store_true", help="flashcart's tuners leave out what Triton does not find in its cache")
     parser.add_argument("--block", type=float, default=6, help="seconds of timing for a size")
     parser.add_argument("--flashcart", help="a folder with flashcart and what it needs")
     parser.add_argument("--plan", action="store_true", help="only what the step is lowered to")
@@ -467,28 +551,40 @@ def main() -> None:
         say(**no_gpu.spread(compiled, tasks(options.sizes.split(","), options.sides.split(","), options.cells), options.compile, options.seconds))
         return
     device, start = "cpu" if options.dry_run or options.plan else "cuda", time.perf_counter()
+    faulthandler.dump_traceback_later(options.seconds)
+    faulthandler.register(signal.SIGTERM, chain=True)
+    counted, tuners = Counted(), None
+    clock = Clock(start, counted, start)
     if device == "cuda":
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+        torch.zeros(1, device="cuda")
+        tuners = no_gpu.Tuners(**TUNING, carried=options.carried, over=lambda: clock.over)
+        clock.note("the device")
     found: list[dict[str, Any]] = []
-    counted = Counted()
     for variant in ["tiny"] if options.dry_run else options.sizes.split(","):
-        if time.perf_counter() - start > options.seconds:
+        clock.until = min(start + options.seconds, time.perf_counter() + options.each)
+        if clock.over:
             say(name=variant, lacks="no time was left: --sizes " + variant)
             continue
+        if tuners is not None:
+            tuners.told.clear()
         with tempfile.TemporaryDirectory() as folder:
-            crystal = Crystal(Path(folder), 1 if options.dry_run else options.cells)
+            crystal, made = Crystal(Path(folder), 1 if options.dry_run else options.cells), None
+            if options.plan:
+                say(name=f"{variant} as lowered", **Ours(crystal, variant).lowered())
+                continue
             try:
-                made = [{"name": f"{variant} as lowered", **Ours(crystal, variant).facts()}] if options.plan else size(
-                    crystal, variant, options.sides.split(","), options.block, device)
+                made = Size(crystal, variant, device, options.block, clock, tuners)
+                made.measure(options.sides.split(","))
+                found += made.rows()
             except Exception as problem:  # noqa: BLE001 - the next size may do
-                made = [{"name": variant, "lacks": f"{type(problem).__name__}: {problem}"[:500]}]
-        for row in made:
-            say(**row)
-        found += made
+                say(name=variant, lacks=f"{type(problem).__name__}: {problem}"[:500])
+        del made
         if device == "cuda":
             torch.cuda.empty_cache()
     if device == "cuda":
         say(**summary(found), kernels=counted.told(), seconds=round(time.perf_counter() - start, 1))
+    faulthandler.cancel_dump_traceback_later()
 
 
 if __name__ == "__main__":

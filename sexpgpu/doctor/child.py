@@ -68,13 +68,13 @@ def kernels(ask: Ask, question: Mapping[str, Any], seconds: float, **environ: st
     """What the child says: facts and findings. A child that dies is a finding: E-DEV-011."""
     try:
         code, out, err = finished(KERNELS, ask, environment(ask, **FIXED, **environ), seconds, json.dumps(question))
-    except subprocess.TimeoutExpired:
-        fail("E-ENV-020", f"the kernels were not through within {seconds:.0f} s", help="smaller knobs, by --set, or a variant made for it")
-    for line in out.splitlines():
-        try:
-            said = json.loads(line)
-        except ValueError:
-            continue  # what a library printed
+    except subprocess.TimeoutExpired as late:
+        lines = list(_lines((late.output or b"").decode(errors="replace")))
+        for said in lines:
+            yield from _said(said)
+        last = next((f"; what they had begun last: {said['doing']}" for said in reversed(lines) if "doing" in said), "")
+        fail("E-ENV-020", f"the kernels were not through within {seconds:.0f} s{last}", help="smaller knobs, by --set, or a variant made for it")
+    for said in _lines(out):
         yield from _said(said)
     if code:
         last = scrub((err.strip().splitlines() or ["no word"])[-1][:300], ask.environ)
@@ -82,10 +82,21 @@ def kernels(ask: Ask, question: Mapping[str, Any], seconds: float, **environ: st
                       help=("look at the driver, torch and Triton: do their versions fit together?", "--device cpu needs none of them")).diagnostic
 
 
-def _said(said: Any) -> Iterator[Fact | Diagnostic]:
-    if isinstance(said, dict) and "fact" in said:
+def _lines(out: str) -> Iterator[dict[str, Any]]:
+    """The JSON objects among the lines."""
+    for line in out.splitlines():
+        try:
+            said = json.loads(line)
+        except ValueError:
+            continue  # what a library printed, or the half of a line
+        if isinstance(said, dict):
+            yield said
+
+
+def _said(said: Mapping[str, Any]) -> Iterator[Fact | Diagnostic]:
+    if "fact" in said:
         yield said["fact"], said["text"]
-    elif isinstance(said, dict) and "code" in said:
+    elif "code" in said:
         try:
             fail(said["code"], said["message"], notes=said["notes"], help=said["help"])
         except SexpError as error:

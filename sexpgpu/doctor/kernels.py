@@ -11,7 +11,7 @@ Launches write into memory of NaN, so that an element which none of them writes 
 from __future__ import annotations
 
 import json
-import os
+import math
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -30,7 +30,7 @@ from sexpgpu.backends.interpreter.dtypes import TORCH
 from sexpgpu.backends.leaves import source_of
 from sexpgpu.diagnostics import Diagnostic, SexpError, problem
 from sexpgpu.ir import Node, Origins, postorder
-from sexpgpu.ops import build, constant
+from sexpgpu.ops import build, constant, table
 from sexpgpu.ops.philox import draw_key
 from sexpgpu.ops.random import DRAWS, draw_kind
 from sexpgpu.passes.autodiff import grad
@@ -43,6 +43,7 @@ SAMPLES = 4  # of a micro-batch
 LARGE = 40_000_000  # elements that launches under Triton's interpreter may go over, all together: some minutes
 ODD = (1, 3, 127, 129)  # samples of a micro-batch, and sizes of axes, besides
 LITTLE = 2_000_000, 400_000_000  # elements that the launches over an odd number of samples may go over: under the interpreter, on a GPU
+FEW_OPERATIONS = 2e10, 3e11  # of that graph's products, which the CPU computes three times, once in float64: some seconds
 STEP = 3  # the update whose draws are taken
 #: precision -> what a launch may be off from the interpreter at the same precision, and a result from float64, relative to the largest
 #: value of its tensor; a kernel that is wrong is off by more than its tensor's tenth, and sums in another order by far less than this
@@ -56,7 +57,7 @@ Values = dict[str, torch.Tensor]
 def main() -> int:
     """Answers the question; 0 unless something broke that is no finding."""
     question = json.loads(sys.stdin.read())
-    torch.set_num_threads(1 if interpreted() else min(8, os.cpu_count() or 1))  # of what a GPU is compared with
+    torch.set_num_threads(1 if interpreted() else min(8, torch.get_num_threads()))  # of what a GPU is compared with; no more than the environment says
     try:
         devices = targets(question)
         if question.get("file") is None:
@@ -73,6 +74,11 @@ def main() -> int:
 
 def say(fact: str, text: str) -> None:
     print(json.dumps({"fact": fact, "text": text}), flush=True)
+
+
+def doing(what: str) -> None:
+    """What follows, for whoever waits for it in vain."""
+    print(json.dumps({"doing": what}), flush=True)
 
 
 def tell(found: Diagnostic) -> None:
@@ -188,6 +194,7 @@ def odd_sizes(device: str) -> None:
     """E-DEV-010 for the first result that is wrong at a size that no block divides."""
     shapes = [(1, 1), (3, 129), (127, 3), (129, 127), (1, 127), (129, 1)]
     for rows, columns in shapes[:: 2 if interpreted() else 1]:
+        doing(f"kernels of every form over [{rows} {columns}]")
         results, bindings = odd_graph(rows, columns)
         expected = compile_graph(results).run(bindings)
         with products("f32"):
@@ -204,6 +211,7 @@ def of_file(question: Mapping[str, Any], device: str) -> None:
     selection = compiler.Selection(variant=question.get("variant"), sets=tuple(question.get("sets", ())))
     loaded = compiler.load(question["file"], selection)
     for name in loaded.experiment.runs:
+        doing(f"{name}: its graphs and data")
         chosen = compiler.choose_run(loaded.experiment, name)
         size = min(SAMPLES, chosen.data.batch // chosen.accumulate)
         run, batches = batches_of(chosen, size)
@@ -238,7 +246,8 @@ def odd_samples(name: str, loaded: Any, chosen: Any, done: int, device: str) -> 
         except SexpError:  # data or a model that cannot have so many
             continue
         what, batch, results, doubled = next(graphs(run, cuda, exact, batches))
-        if work_of(Compiled(results, None, device)) > LITTLE[0 if interpreted() else 1]:
+        where = 0 if interpreted() else 1
+        if operations_of(results) > FEW_OPERATIONS[where] or work_of(Compiled(results, None, device)) > LITTLE[where]:
             break
         if not one_graph(f"{name}: {what} of {size} samples", results, doubled, run, cuda, batch, device):
             return
@@ -255,6 +264,11 @@ def graphs(run: Any, cuda: Any, exact: Any, batches: Mapping[str, Any]) -> Itera
         batch = batches[e.name]
         size = e.data.capacity if e.data.source.structures else len(next(iter(batch.values())))
         yield f"evaluation {e.name}", batch, cuda.evaluation(e.name, size)[1], exact.evaluation(e.name, size)[1]
+
+
+def operations_of(results: Results) -> int:
+    """Of its matrix products, convolutions and what else is a contraction, counted before anything is computed."""
+    return sum(table()[n.op].cost(n)[0] for n in postorder(results.values()) if table()[n.op].lowering.kind in ("contraction", "template"))
 
 
 def work_of(compiled: Compiled) -> int:
@@ -277,7 +291,9 @@ def _one_graph(what: str, results: Results, doubled: Results, run: Any, staged: 
     draws = drawn(run.seed, device)
     tolerance, far = NEAR.get(run.precision, NEAR["f32"])
     probes = {f"{i} {j}": node for i, launch in enumerate(compiled.schedule.launches) for j, node in enumerate(launch.stores)}
-    found = {n: v.cpu() for n, v in run_poisoned(probes | dict(results), bindings, device, draws).items()}
+    doing(f"{what}: {len(compiled.schedule.launches)} launches, one by one")
+    found = run_poisoned(probes | dict(results), bindings, device, draws)
+    doing(f"{what}: the interpreter in {run.precision}")
     expected = compile_graph(probes | dict(results)).run(bindings, run.seed, STEP)
     for key, node in probes.items():
         launch = compiled.schedule.launches[int(key.split()[0])]
@@ -288,7 +304,8 @@ def _one_graph(what: str, results: Results, doubled: Results, run: Any, staged: 
                          notes=[f"it computes {', '.join(dict.fromkeys(u.op for u in launch.units))}"] if isinstance(launch, Kernel) else ["a library's call"],
                          help=("please report it with the file", "--device cpu does not use it")).diagnostic)
             return ""
-    whole = {n: v.cpu() for n, v in run_poisoned(results, bindings, device, draws).items()}  # as a step has it: memory used again, sums at the end
+    doing(f"{what}: the launches as a step has them")
+    whole = run_poisoned(results, bindings, device, draws)  # as a step has it: memory used again, sums at the end
     for name, value in whole.items():
         if wrong := differs(value, expected[name], tolerance):
             tell(problem("E-DEV-010", f"{what}: `{name}` is {wrong} from the interpreter, and each kernel alone is right", help="please report it with the file").diagnostic)
@@ -296,6 +313,7 @@ def _one_graph(what: str, results: Results, doubled: Results, run: Any, staged: 
     kernels = sum(isinstance(launch, Kernel) for launch in compiled.schedule.launches)
     text = f"{kernels} kernels and {len(compiled.schedule.launches) - kernels} library calls agree with the interpreter"
     if not any(n.op in DRAWS for n in postorder(results.values())):  # a draw's last bit may decide otherwise in float64
+        doing(f"{what}: the interpreter in float64")
         again = compile_graph(doubled).run(values_of(postorder(doubled.values()), run, staged, batch), run.seed, STEP)
         worst = next(((n, w) for n in results if n in again and (w := differs(whole[n], again[n], far))), None)
         if worst is not None:
@@ -352,22 +370,29 @@ def drawn(seed: int, device: str) -> Any:
 
 
 def differs(found: torch.Tensor, expected: torch.Tensor, tolerance: float) -> str:
-    """How two values differ, beyond `tolerance` of the largest; empty where they do not."""
+    """How two values differ, beyond `tolerance` of the largest; empty where they do not. Compared where `found` lies: a GPU has done before a CPU has begun."""
     if found.shape != expected.shape:
         return f"of another shape, {list(found.shape)},"
     if not expected.numel():
         return ""
+    expected = expected.to(found.device)
     if not expected.is_floating_point():
         share = float((found.to(torch.float64) != expected.to(torch.float64)).double().mean())
         return f"different in {share:.0%} of its elements" if share > FEW else ""
     a, b = found.double(), expected.double()
+    off, largest = float((a - b).abs().max()), float(b.abs().max())
+    if math.isfinite(off):  # nothing that is not finite in either
+        return _off(off, largest, tolerance)
     odd = (a.isnan() != b.isnan()) | (a.isinf() != b.isinf()) | (b.isinf() & (a != b))
     if bool(odd.any()):
         return f"different in {int(odd.sum())} elements that are not finite"
     fine = b.isfinite()
     if not bool(fine.any()):
         return ""
-    off, largest = float((a - b)[fine].abs().max()), float(b[fine].abs().max())
+    return _off(float((a - b)[fine].abs().max()), float(b[fine].abs().max()), tolerance)
+
+
+def _off(off: float, largest: float, tolerance: float) -> str:
     return f"off by {off:.1e} (of values up to {largest:.1e})" if off > tolerance * max(largest, 1e-5) else ""
 
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from sexpgpu.diagnostics import problem
-from sexpgpu.doctor import kernels
+from sexpgpu.diagnostics import SexpError, problem
+from sexpgpu.doctor import Ask, child, kernels
+from sexpgpu.ops import build
 
 NAMES = ["NVIDIA H200", "NVIDIA H200", "NVIDIA L4"]
 
@@ -89,3 +92,49 @@ def test_other_bits_are_a_finding_on_equal_models_alone(gpus: list[int], compute
     kernels.each_device(["cuda:0", "cuda:1", "cuda:2"])
     found = [line["message"] for line in said(capsys) if "code" in line]
     assert len(found) == 1 and "cuda:1" in found[0] and "other bits than cuda:0" in found[0]
+
+
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize(("found", "expected", "says"), [
+    ([1.0, 2.0], [1.0, 2.0], ""),
+    ([1.0, 2.001], [1.0, 2.0], ""),
+    ([1.0, 2.1], [1.0, 2.0], "off by 1.0e-01"),
+    ([NAN, INF, 2.0], [NAN, INF, 2.0], ""),
+    ([NAN, INF, 2.1], [NAN, INF, 2.0], "off by 1.0e-01"),
+    ([NAN, 2.0], [1.0, 2.0], "1 elements that are not finite"),
+    ([1.0, 2.0], [1.0, NAN], "1 elements that are not finite"),
+    ([-INF, 2.0], [INF, 2.0], "1 elements that are not finite"),
+    ([1.0, INF], [NAN, INF], "1 elements that are not finite"),
+    ([NAN], [NAN], ""),
+    ([], [], ""),
+])
+def test_how_two_values_differ(found: list[float], expected: list[float], says: str) -> None:
+    text = kernels.differs(torch.tensor(found), torch.tensor(expected), 1e-2)
+    assert says in text and bool(text) == bool(says)
+
+
+def test_operations_are_those_of_products() -> None:
+    """A graph of many elements and no product is little work; a product of few elements may be much."""
+    x, w = (build("input", name=n, dtype="f32", shape=shape, batch=False) for n, shape in (("x", (30, 40)), ("w", (40, 50))))
+    assert kernels.operations_of({"y": build("sin", x)}) == 0
+    assert kernels.operations_of({"y": build("matmul", x, w), "z": build("sin", build("matmul", x, w))}) == 2 * 30 * 40 * 50
+
+
+def test_kernels_that_are_late_say_what_they_had_begun(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What was found before the time was over is told, and half a line is left."""
+    said = [{"doing": "the first"}, {"fact": "odd sizes", "text": "agree"}, {"doing": "train: update"}]
+    out = "\n".join(map(json.dumps, said)) + '\n{"fact": "hal'
+
+    def late(*words: Any) -> tuple[int, str, str]:
+        raise subprocess.TimeoutExpired("kernels", 7, output=out.encode())
+
+    monkeypatch.setattr(child, "finished", late)
+    ask = Ask(settings=None, environ={}, folder=str(tmp_path), scratch=tmp_path)  # type: ignore[arg-type]
+    told = []
+    with pytest.raises(SexpError) as found:
+        for fact in child.kernels(ask, {}, 7.0):
+            told.append(fact)
+    assert told == [("odd sizes", "agree")]
+    assert found.value.diagnostic.code == "E-ENV-020" and "train: update" in found.value.diagnostic.message

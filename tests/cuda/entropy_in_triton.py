@@ -1,5 +1,5 @@
 """The kernels of a head's rows of logits, the one that reads a row once and the one that reads it twice, by Triton's interpreter, against
-float64: `python entropy_in_triton.py PART`, `rows` or `parts`."""
+float64: `python entropy_in_triton.py PART`, `rows`, `parts` or `types`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ import torch
 
 from sexpgpu.backends.cuda import choice, library
 from sexpgpu.backends.cuda.choice import Switch
+from sexpgpu.backends.interpreter.dtypes import TORCH
+from sexpgpu.ir import Node
 from sexpgpu.ops import build, table
 
 #: tiles of 4,096 classes without a rest, with one, rows of 4 bytes' alignment, GPT-2's classes, the most there are
@@ -112,31 +114,43 @@ def of_rows() -> tuple[list[str], int]:
     return failures, count
 
 
-def of_parts() -> tuple[list[str], int]:
-    """A head's losses and gradients, some rows at a time, beside its references."""
+def head(dtype: str, classes: int, near: tuple[float, float]) -> tuple[list[str], list[Node]]:
+    """A head's losses and gradients, some rows at a time, beside its references: what differs by more than `near`, of gradients and of losses, relative."""
     def multiply(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, added: bool = False) -> None:
-        out.copy_(a.float() @ b.float() + (out if added else 0))
+        wide = torch.float64 if dtype == "f64" else torch.float32
+        out.copy_(a.to(wide) @ b.to(wide) + (out if added else 0))
 
     library.multiply, library.LEAST = multiply, 1  # type: ignore[assignment]
-    failures, classes, count = [], 16390, 11
+    failures, count, wide = [], 11, "f64" if dtype == "f64" else "f32"
     random = torch.Generator().manual_seed(3)
-    x, weight = (torch.randn(shape, generator=random).bfloat16() for shape in ((count, 8), (8, classes)))
+    x, weight = (torch.randn(shape, generator=random, dtype=TORCH[wide]).to(TORCH[dtype]) for shape in ((count, 8), (8, classes)))
     labels = torch.randint(0, classes, (count,), generator=random, dtype=torch.int32)
-    ct = torch.randn(count, generator=random)
-    leaves = [build("input", name=n, shape=shape, dtype=dtype, batch=False)
-              for n, shape, dtype in (("x", (count, 8), "bf16"), ("w", (8, classes), "bf16"), ("y", (count,), "i32"), ("ct", (count,), "f32"))]
+    ct = torch.randn(count, generator=random, dtype=TORCH[wide])
+    leaves = [build("input", name=n, shape=shape, dtype=kind, batch=False)
+              for n, shape, kind in (("x", (count, 8), dtype), ("w", (8, classes), dtype), ("y", (count,), "i32"), ("ct", (count,), wide))]
     nodes = [build("linear-cross-entropy-grad", *leaves, of=of) for of in range(3)]
-    step = library.logits_rows(count, classes, 2)
-    outs = {of: torch.full(node.type.shape, float("nan"), dtype=torch.bfloat16 if of == 0 else torch.float32, device=DEVICE) for of, node in enumerate(nodes)}
+    outs = {of: torch.full(node.type.shape, float("nan"), dtype=TORCH[node.type.dtype], device=DEVICE) for of, node in enumerate(nodes)}
     operands = [t.to(DEVICE) for t in (x, weight, labels, ct)]
     library.heads_in_parts(operands, outs, torch.full((library.heads_scratch(nodes[0]),), 0xFF, dtype=torch.uint8, device=DEVICE))
     for of, node in enumerate(nodes):
         wanted = table()[node.op].reference(torch, node, [x, weight, labels, ct]).double()
         apart = (outs[of].cpu().double() - wanted).norm() / wanted.norm()
-        if not apart < (1e-6 if of == 2 else 4e-3):
-            failures.append(f"result {of}: off by {apart:.1e}")
-    if step >= count:
+        if not apart < near[of == 2]:
+            failures.append(f"result {of} of {dtype}: off by {apart:.1e}")
+    if library.logits_rows(count, classes, x.element_size()) >= count:
         failures.append("all rows stand at once")
+    return failures, nodes
+
+
+def of_types() -> tuple[list[str], int]:
+    """The other types: sums of f64 are in f64."""
+    cases = {"f64": (1e-13, 1e-13), "f32": (2e-6, 1e-6), "f16": (1e-3, 1e-6)}
+    return [text for dtype, near in cases.items() for text in head(dtype, 5003, near)[0]], len(cases)
+
+
+def of_parts() -> tuple[list[str], int]:
+    """A head of bf16."""
+    failures, nodes = head("bf16", 16390, (4e-3, 1e-6))
     choice.SWITCH = Switch(once=True)
     function, arguments, options = library.heads_ahead(nodes[0])[0]
     if len(arguments) != len(function.arg_names) or arguments[:4] != (torch.int32, torch.int32, torch.float32, torch.float32) or options != {"num_warps": 16}:
@@ -145,4 +159,4 @@ def of_parts() -> tuple[list[str], int]:
 
 
 if __name__ == "__main__":
-    tell(*{"rows": of_rows, "parts": of_parts}[sys.argv[1]]())
+    tell(*{"rows": of_rows, "parts": of_parts, "types": of_types}[sys.argv[1]]())

@@ -5,6 +5,8 @@ from __future__ import annotations
 from harness import DEVICE, compare, tell  # first: it chooses the interpreter
 
 # isort: split
+import itertools
+
 import torch
 
 from sexpgpu.backends.cuda import library
@@ -36,23 +38,23 @@ def tied() -> list[str]:
 
 def main() -> tuple[list[str], int]:
     failures = []
-    for count, places, columns, often in CASES:
+    for (count, places, columns, often), dtype in itertools.product(CASES, (torch.float32, torch.float64)):
         random = torch.Generator().manual_seed(count)
         indices = torch.randint(0, places, (count,), generator=random, dtype=torch.int32)
         indices[:often] = places // 2
         indices = indices[torch.randperm(count, generator=random)]
-        rows, base = torch.randn(count, columns, generator=random), torch.randn(places, columns, generator=random)
+        rows, base = (torch.randn(n, columns, generator=random, dtype=dtype) for n in (count, places))
         expected = base.double().index_add(0, indices, rows.double())
         found = []
         for _ in range(2):
-            room = torch.full((places + 2, columns), float("nan"))  # a row of NaN on either side
+            room = torch.full((places + 2, columns), float("nan"), dtype=dtype)  # a row of NaN on either side
             room[1:-1] = base
             room = room.to(DEVICE)
             library.add_rows(room[1:-1], rows.to(DEVICE), indices.to(DEVICE))
             found.append(room.cpu())
         apart = (found[0][1:-1].double() - expected).abs().max().item()
-        name = f"{count} onto {places} by {columns}"
-        if not apart < 1e-6 * max(10, count):
+        name = f"{count} onto {places} by {columns} of {dtype}"
+        if not apart < (1e-15 if dtype == torch.float64 else 1e-6) * max(10, count):
             failures.append(f"{name}: off by {apart:.1e}")
         if not torch.equal(found[0][1:-1], found[1][1:-1]):
             failures.append(f"{name}: two runs differ")
@@ -62,7 +64,7 @@ def main() -> tuple[list[str], int]:
     library.add_rows(outside, torch.ones(4, 128, device=DEVICE), torch.tensor([-1, 3, 1, 70], dtype=torch.int32, device=DEVICE))
     if outside.cpu().sum(1).tolist() != [0.0, 128.0, 0.0]:
         failures.append(f"indices outside: {outside.sum(1).tolist()}")
-    return failures + tied(), len(CASES) + 2
+    return failures + tied(), 2 * len(CASES) + 2
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ def _ptxas() -> bool:
     return found is not None and any(Path(p).glob("backends/nvidia/bin/ptxas*") for p in found.submodule_search_locations or ())
 
 
-@pytest.mark.parametrize(("part", "least"), [("rows", 10), ("parts", 3)])
+@pytest.mark.parametrize(("part", "least"), [("rows", 10), ("parts", 3), ("types", 3)])
 def test_rows_of_logits_agree_with_float64(part: str, least: int) -> None:
     pytest.importorskip("triton")
     failures, count = interpreted("entropy_in_triton.py", part)

@@ -14,7 +14,7 @@ pytest.importorskip("triton")
 def test_rows_are_added_in_a_fixed_order() -> None:
     failures, count = interpreted("scatter_in_triton.py")
     assert not failures, "\n".join(failures)
-    assert count >= 10
+    assert count >= 18
 
 
 def test_only_what_stands_in_memory_is_added_to() -> None:

@@ -13,6 +13,7 @@ import torch
 
 from sexpgpu.backends.cuda import modules
 from sexpgpu.backends.cuda.rank_maps import PROGRAMS, cut, power, precise, sums_kernel, takes
+from sexpgpu.backends.cuda.references import reference
 from sexpgpu.ir import Node
 from sexpgpu.ops import build, table
 
@@ -40,7 +41,7 @@ def row_chain(node: Node, operands: Sequence[torch.Tensor], outs: Mapping[int, t
     if not all(takes(node, out) for out in outs.values()) or not node.inputs[0].type.shape[0]:
         for of, out in outs.items():
             single = build(node.op, *node.inputs, program=node.attrs["program"], outputs=node.attrs["outputs"], of=of)
-            out.copy_(table()[node.op].reference(torch, single, list(operands)))
+            out.copy_(reference(single, operands))
         return
     function, options, finish, last, wanted = _functions(node, tuple(sorted(outs)))
     programs, room = _programs(node), scratch.view(torch.float32)

@@ -37,23 +37,26 @@ def finish(table, PARTS: tl.constexpr, WIDE: tl.constexpr):
 
 @triton.jit(do_not_specialize_on_alignment=["labels", "ct", "losses"])  # where a part of the rows begins
 def entropy_rows(logits, labels, ct, losses, CLASSES: tl.constexpr, WIDE: tl.constexpr, LOW: tl.constexpr, GRAD: tl.constexpr, STAGES: tl.constexpr):
-    """A row of logits [n classes] a program: its loss, and over the logits their gradient times ct. `LOW`: bf16.
+    """A row of logits [n classes] a program: its loss, and over the logits their gradient times ct. `LOW`: bf16. Sums are of the
+    losses' type, f64 for logits of f64.
 
     One pass for the maximum and the sum below it, one (from the cache) for the gradient.
     """
     row = tl.program_id(0).to(tl.int64)
     base = logits + row * CLASSES
     label = tl.load(labels + row)
-    top = tl.full((1, 1), float("-inf"), tl.float32)
-    total = tl.zeros((1, WIDE), tl.float32)
+    ACC: tl.constexpr = losses.dtype.element_ty
+    top = tl.full((1, 1), float("-inf"), ACC)
+    total = tl.zeros((1, WIDE), ACC)
     for start in tl.range(0, CLASSES, WIDE, num_stages=STAGES):
         c = start + tl.arange(0, WIDE)[None, :]
         x = tl.load(base + c, mask=c < CLASSES, other=float("-inf"))
         if LOW:
             x = from_bf16(x)
+        x = x.to(ACC)
         new = tl.maximum(top, tl.max(x, axis=1, keep_dims=True))  # a NaN reaches the sum
         shift = finite_or_zero(new)
-        total = total * tl.exp(finite_or_zero(top) - shift) * (top > float("-inf")).to(tl.float32) + tl.exp(x - shift)
+        total = total * tl.exp(finite_or_zero(top) - shift) * (top > float("-inf")).to(ACC) + tl.exp(x - shift)
         top = new
     shift = finite_or_zero(top)
     lse = shift + tl.log(tl.sum(total, axis=1, keep_dims=True))
@@ -61,7 +64,7 @@ def entropy_rows(logits, labels, ct, losses, CLASSES: tl.constexpr, WIDE: tl.con
     picked = tl.load(base + label + one)
     if LOW:
         picked = from_bf16(picked)
-    tl.store(losses + row + one, lse - picked)
+    tl.store(losses + row + one, lse - picked.to(ACC))
     if GRAD:
         scale = tl.load(ct + row + one)
         for start in tl.range(0, CLASSES, WIDE, num_stages=STAGES):
@@ -69,10 +72,10 @@ def entropy_rows(logits, labels, ct, losses, CLASSES: tl.constexpr, WIDE: tl.con
             x = tl.load(base + c, mask=c < CLASSES, other=0.0)
             if LOW:
                 x = from_bf16(x)
-            g = (tl.exp(x - lse) - (c == label).to(tl.float32)) * scale
+            g = (tl.exp(x.to(ACC) - lse) - (c == label).to(ACC)) * scale
             if LOW:
                 g = to_bf16(g)
-            tl.store(base + c, g, mask=c < CLASSES)
+            tl.store(base + c, g.to(logits.dtype.element_ty), mask=c < CLASSES)
 
 
 @triton.jit(do_not_specialize_on_alignment=["labels", "ct", "losses"])
@@ -134,6 +137,7 @@ def scattered(keys, order, rows, out, firsts, lasts, count, places, COLUMNS: tl.
 
     A program takes CHUNK of them and WIDE columns. What is whole in there goes to its row, which no other program writes; of what began
     before, the sum goes to `firsts` [chunks COLUMNS], of what goes on behind, to `lasts`: `gathered_ends` adds those up.
+    Sums are of out's type.
     """
     chunk = tl.program_id(0)
     c = tl.program_id(1) * WIDE + tl.arange(0, WIDE)[None, :]
@@ -142,7 +146,8 @@ def scattered(keys, order, rows, out, firsts, lasts, count, places, COLUMNS: tl.
     end = tl.minimum(begin + CHUNK, count)
     key = tl.load(keys + begin)
     own = (begin == 0) | (tl.load(keys + tl.maximum(begin, 1) - 1) != key)  # whether this key began here
-    total = tl.zeros((1, WIDE), tl.float32)
+    ACC: tl.constexpr = out.dtype.element_ty
+    total = tl.zeros((1, WIDE), ACC)
     row = tl.load(rows + tl.load(order + begin).to(tl.int64) * COLUMNS + c, mask=inside, other=0.0)
     for at in range(begin, end):
         e = at + tl.full((), 1, tl.int32)  # the one behind, whose row is on its way while this one's is added
@@ -157,7 +162,7 @@ def scattered(keys, order, rows, out, firsts, lasts, count, places, COLUMNS: tl.
                 tl.store(place, tl.load(place, mask=good, other=0.0) + total, mask=good)
             else:
                 tl.store(firsts + chunk.to(tl.int64) * COLUMNS + c, total, mask=inside)
-            total = tl.zeros((1, WIDE), tl.float32)
+            total = tl.zeros((1, WIDE), ACC)
             own = own | (e > begin)
         elif e == end:
             if own:

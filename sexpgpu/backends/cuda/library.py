@@ -18,11 +18,12 @@ from sexpgpu.backends.cuda.cartesian.launch import Products, on_device
 from sexpgpu.backends.cuda.chains import chain_ahead, chain_scratch, row_chain
 from sexpgpu.backends.cuda.cublaslt import TYPES, Product
 from sexpgpu.backends.cuda.rank_maps import map_ahead, rank_map, rank_weights, weights_ahead, weights_scratch
+from sexpgpu.backends.cuda.references import reference
 from sexpgpu.backends.cuda.tall import matmul_sum, tall_ahead, tall_scratch
 from sexpgpu.backends.interpreter.dtypes import TORCH
 from sexpgpu.diagnostics import fail
 from sexpgpu.ir import Node, Origins
-from sexpgpu.ops import build, table
+from sexpgpu.ops import build
 from sexpgpu.ops.linear_entropy import LOSS
 from sexpgpu.ops.random import DRAWS
 from sexpgpu.passes.epilogues import sums_itself
@@ -69,7 +70,7 @@ def _tf32() -> bool:
 def _reference(node: Node, operands: Sequence[torch.Tensor], out: torch.Tensor) -> bool:
     """Off the device, the op's reference, which rounds where the vendor's epilogue does; whether it was that."""
     if out.device.type == "cpu" or not out.numel():
-        out.copy_(table()[node.op].reference(torch, node, list(operands)))
+        out.copy_(reference(node, operands))
         return True
     return False
 
@@ -306,11 +307,11 @@ def scatter_onto(node: Node, x: torch.Tensor, updates: torch.Tensor, indices: to
 
 
 def add_rows(out: torch.Tensor, rows: torch.Tensor, indices: torch.Tensor) -> None:
-    """out[indices[e]] += rows[e]; out [places columns] and rows [count columns] f32, each in one piece."""
+    """out[indices[e]] += rows[e]; out [places columns] and rows [count columns] f32 or f64, each in one piece."""
     count, columns = rows.shape
     keys, order = torch.sort(indices, stable=True)
     chunks, wide = -(-count // TOGETHER), min(256, 1 << (columns - 1).bit_length())
-    ends = torch.empty((2, chunks, columns), dtype=torch.float32, device=out.device)
+    ends = torch.empty((2, chunks, columns), dtype=out.dtype, device=out.device)
     grid = chunks, -(-columns // wide)
     modules.by_hand("scattered")[grid](keys, order, rows, out, ends[0], ends[1], count, out.shape[0], columns, TOGETHER, wide, num_warps=2)
     modules.by_hand("gathered_ends")[grid](keys, out, ends[0], ends[1], count, out.shape[0], columns, TOGETHER, wide, 8, num_warps=4)
@@ -343,7 +344,7 @@ def _row_kernel(dtype: torch.dtype, classes: int, grad: bool) -> tuple[str, tupl
     """The kernel of a head's rows of logits, what follows its tensors, and Triton's options."""
     if choice.SWITCH.once and grad and dtype == torch.bfloat16 and classes % 2 == 0 and classes in ROW:
         return "entropy_once", (classes, 2048), {"num_warps": 16}  # four pairs a thread in each tile
-    return "entropy_rows", (classes, min(4096, 1 << (classes - 1).bit_length()), dtype in (torch.bfloat16, torch.float16), grad, 3), {"num_warps": 8}
+    return "entropy_rows", (classes, min(4096, 1 << (classes - 1).bit_length()), dtype == torch.bfloat16, grad, 3), {"num_warps": 8}
 
 
 def entropy(logits: torch.Tensor, labels: torch.Tensor, ct: torch.Tensor | None, losses: torch.Tensor) -> None:
@@ -370,7 +371,7 @@ def heads(node: Node, operands: list[torch.Tensor], outs: dict[int, torch.Tensor
         for of, out in outs.items():
             one = build(node.op, *node.inputs, **({"of": of} if "of" in node.attrs else {}))
             order = layout(one)
-            found = table()[node.op].reference(torch, one, operands)
+            found = reference(one, operands)
             out.copy_(found if order is None else found.permute(order))
         return
     heads_in_parts(operands, outs, scratch)
@@ -441,7 +442,7 @@ class Library:
             self.attention.packed(node, operands, outs, parts)
             return
         for of, out in outs.items():
-            found = table()[node.op].reference(torch, build(node.op, *node.inputs, **{**node.attrs, "of": of}), operands)
+            found = reference(build(node.op, *node.inputs, **{**node.attrs, "of": of}), operands)
             _leave(found, out, parts) if of else out.copy_(found)
 
     def forget(self) -> None:
@@ -461,12 +462,9 @@ def require(node: Node, origins: Origins | None) -> None:
 
 def call(node: Node, operands: list[Any], device: torch.device, kept: Library) -> torch.Tensor:
     """The op's value on the device, in new memory of the op's layout."""
-    if node.op in kept.own and device.type == "cuda":
+    if node.op in kept.own and device.type != "cpu":
         found = kept.own[node.op](node, operands)
         order = layout(node)
         return found.contiguous() if order is None else found.permute(order).contiguous()
-    order = layout(node)
-    if order is not None:
-        return table()[node.op].reference(torch, node, operands).permute(order).contiguous()
-    with torch.device(device):
-        return table()[node.op].reference(torch, node, operands).contiguous()
+    order, found = layout(node), reference(node, operands, device)
+    return found.contiguous() if order is None else found.permute(order).contiguous()

@@ -17,8 +17,9 @@ import torch
 
 from sexpgpu.backends.cuda import modules
 from sexpgpu.backends.cuda.device import interpreted
+from sexpgpu.backends.cuda.references import reference
 from sexpgpu.ir import Node
-from sexpgpu.ops import build, table
+from sexpgpu.ops import build
 from sexpgpu.ops.cartesian.algebra import width
 from sexpgpu.ops.cartesian.maps import pairs
 
@@ -127,7 +128,7 @@ def rank_map(node: Node, x: torch.Tensor, *rest: torch.Tensor) -> None:
     """Weights, then where the result goes."""
     *weights, out = rest
     if not takes(node, out):
-        out.copy_(table()[node.op].reference(torch, node, [x, *weights]))
+        out.copy_(reference(node, [x, *weights]))
         return
     rows = node.type.shape[0]
     if not rows:
@@ -238,7 +239,7 @@ def rank_weights(node: Node, operands: Sequence[torch.Tensor], outs: Mapping[int
     if not all(takes(node, out) for out in outs.values()) or len(outs) != len(blocks):
         for of, out in outs.items():
             single = node if node.attrs["of"] == of else _other(node, of)
-            out.copy_(table()[node.op].reference(torch, single, list(operands)))
+            out.copy_(reference(single, operands))
         return
     parts, sums, programs, last = _weights_functions(node)
     room = scratch.view(torch.float32)
@@ -261,4 +262,4 @@ def _other(node: Node, of: int) -> Node:
 
 def takes(node: Node, out: torch.Tensor) -> bool:
     """Whether a kernel makes it: f32, on a GPU or under Triton's interpreter."""
-    return node.type.dtype == "f32" and out.is_contiguous() and (out.device.type == "cuda" or interpreted())
+    return node.type.dtype == "f32" and out.is_contiguous() and (out.device.type != "cpu" or interpreted())

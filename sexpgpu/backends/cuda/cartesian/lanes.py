@@ -22,19 +22,21 @@ from sexpgpu.backends.cuda.cartesian.product import Output, Product
 from sexpgpu.backends.cuda.cartesian.source import AT_NODE, NAME, WALK, Kernel, coefficient, total
 from sexpgpu.ops.cartesian.algebra import Path, terms
 
-IMPORT = "from sexpgpu.backends.cuda.cartesian.warp import both, both_bf16, from_lane, high, high_bf16, low, low_bf16, mma, quad, with_lane\n\n"
+IMPORT = "from sexpgpu.backends.cuda.cartesian.warp import both, both_bf16, from_lane, high, high_bf16, low, low_bf16, mma, of_lane, prefetch, quad, with_lane\n\n"
 DEEP = 16  # rows of a matrix instruction's inner dimension
 
 
 class Lanes(NamedTuple):
     """`lanes` of a warp hold the channels of an edge, `wide` each; a thread takes `deep` edges at once; so many `warps`, and at most
-    `registers` a thread unless 0."""
+    `registers` a thread unless 0. What edges bring is called into the L2 cache so many steps `ahead`; 0: not."""
 
     lanes: int
     wide: int
     deep: int
     warps: int
     registers: int = 0
+    ahead: int = 0
+    early: int = 0
 
     @property
     def channels(self) -> int:
@@ -147,25 +149,121 @@ class _Writer:
         for e in self.edges:
             self.head += [
                 f"place = tl.minimum(begin + line + {e * self._groups}, end - 1)",
-                f"next_edge_{e} = tl.load(order + place, mask=place >= begin, other=0)",
-                f"next_other_{e} = tl.load(others + place, mask=place >= begin, other=0)",
+                f"next_edge_{e}_0 = tl.load(order + place, mask=place >= begin, other=0)",
+                f"next_other_{e}_0 = tl.load(others + place, mask=place >= begin, other=0)",
             ]
+            for step in range(1, s.ahead + 1):
+                self.head += [
+                    f"place = tl.minimum(begin + line + {e * self._groups + step * self._stride}, end - 1)",
+                    f"next_edge_{e}_{step} = tl.load(order + place, mask=place >= begin, other=0)",
+                ]
+                if step == 1 and s.early:
+                    self.head.append(f"next_other_{e}_1 = tl.load(others + place, mask=place >= begin, other=0)")
         for e in self.edges:
             self.body += [
                 f"live_{e} = at + line + {e * self._groups} < end",
-                f"edge_{e} = next_edge_{e}.to(tl.int64)",
-                f"{other}_{e} = next_other_{e}.to(tl.int64)",
+                f"edge_{e} = next_edge_{e}_0.to(tl.int64)",
+                f"{other}_{e} = next_other_{e}_0.to(tl.int64)",
             ]
+        self._call()
         for e in self.edges:
+            self.body += [f"next_edge_{e}_{step} = next_edge_{e}_{step + 1}" for step in range(s.ahead)]
+            if s.early:
+                self.body.append(f"next_other_{e}_0 = next_other_{e}_1")
             self.body += [
-                f"place = tl.minimum(at + line + {self._stride + e * self._groups}, end - 1)",
-                f"next_edge_{e} = tl.load(order + place)",
-                f"next_other_{e} = tl.load(others + place)",
+                f"place = tl.minimum(at + line + {self._stride * (2 if s.early else 1) + e * self._groups}, end - 1)",
+                f"next_other_{e}_{1 if s.early else 0} = tl.load(others + place)",
             ]
+            if s.ahead:
+                self.body.append(f"place = tl.minimum(at + line + {(s.ahead + 1) * self._stride + e * self._groups}, end - 1)")
+            self.body.append(f"next_edge_{e}_{s.ahead} = tl.load(order + place)")
         for e in self.edges:
             self.body.append(f"full_{e} = live_{e}" if self.whole else f"full_{e} = live_{e} & inside")
         for number in self.used:
             self._base(number)
+        self._early()
+
+    def _early(self) -> None:
+        """Loads of the next edge, issued before this one is worked on."""
+        s, other = self.shape, "receiver" if self.mode == "sender" else "sender"
+        if not s.early:
+            return
+        wanted = sorted({need for n, path in self.paths for need in self._needs(n, path)})
+        for e in self.edges:
+            for lines, step, live in ((self.head, e * self._groups, "begin"), (self.body, e * self._groups + self._stride, "at")):
+                moved: list[str] = []
+                loads: list[str] = []
+                first = lines is self.head
+                loads.append(f"coming = {live} + line + {step} < end")
+                loads.append(f"coming_edge = next_edge_{e}_0.to(tl.int64)")
+                loads.append(f"coming_other = next_other_{e}_0.to(tl.int64)")
+                for number in self.used:
+                    slot = self.p.slots[number]
+                    if self._hoisted(slot) or (slot == "weights" and self.p.factored(number)):
+                        continue
+                    bit = {"b": 1, "weights": 2}.get(slot, 4)
+                    if not s.early & bit:
+                        continue
+                    size = self.p.components(slot) * self.p.channels(slot)
+                    row = "coming_other" if bit == 4 else "coming_edge"
+                    if slot == "b":
+                        count = self.p.components("b")
+                        for k in range(-(-count // s.lanes)):
+                            name = f"r{number}_{k}_{e}"
+                            mask = "" if (k + 1) * s.lanes <= count else f", mask=strand + {k * s.lanes} < {count}, other=0"
+                            load = f"tl.load(x{number} + {row} * {size} + strand + {k * s.lanes}{mask})"
+                            if self.low:
+                                load = f"from_bf16({load})"
+                            moved.append(f"now_{name} = {name}")
+                            loads.append(f"{name} = {load}")
+                        if not first:
+                            for i in range(count):
+                                self.values[number, i, e] = [f"x{number}_{i}_{e}"] * s.wide
+                                moved.append(f"x{number}_{i}_{e} = of_lane(now_r{number}_{i // s.lanes}_{e}, {i % s.lanes}, {s.lanes})")
+                        continue
+                    loads.append(f"coming_{number} = (x{number} + {row} * {size} + ch).to(tl.pointer_type({self._word(True)}))")
+                    for component in [i for of, i in wanted if of == number]:
+                        step_ = component * (self.p.channels(slot) // s.wide)
+                        mask = ("coming" if self.whole else "coming & inside") if slot == "weights" else "" if self.whole else "inside"
+                        options = (f", mask={mask}, other=0" if mask else "") + (', eviction_policy="evict_first"' if slot == "weights" else "")
+                        name = f"r{number}_{component}_{e}"
+                        moved.append(f"x{number}_{component}_{e} = {name}")
+                        loads.append(f"{name} = tl.load(coming_{number} + {step_}{options})")
+                        if not first:
+                            tag = f"x{number}_{component}_{e}"
+                            ends = ("low_bf16", "high_bf16") if self.low else ("low", "high")
+                            if s.wide == 1:
+                                self.values[number, component, e] = [tag]
+                            else:
+                                self.values[number, component, e] = [f"{tag}_{v}" for v in self.wide]
+                                moved += [f"{tag}_{v} = {end}({tag})" for v, end in enumerate(ends)]
+                if first:
+                    lines += loads
+                else:
+                    lines += moved + loads
+
+    def _call(self) -> None:
+        """Calls the rows of an edge of a later step into the L2 cache: of weights a lane a path, of attributes the first lane."""
+        s = self.shape
+        numbers = [n for n, _ in self.paths]
+        rounds = [numbers[i : i + s.lanes] for i in range(0, len(numbers), s.lanes)] if s.ahead else []
+        for r, found in enumerate(rounds):
+            text = str(found[-1])
+            for at, n in enumerate(found[:-1]):
+                text = f"tl.where(strand == {at}, {n}, {text})"
+            self.put(f"path_{r} = {text} * {self.c} + warp * {s.lanes * s.wide}", self.head)
+        for lines, steps in ((self.head, range(1, s.ahead)), (self.body, [s.ahead] if s.ahead else [])):
+            for step in steps:
+                for e in self.edges:
+                    self.put(f"call = next_edge_{e}_{step}.to(tl.int64)", lines)
+                    for number in self.used:
+                        slot = self.p.slots[number]
+                        row = f"x{number} + call * {self.p.components(slot) * self.p.channels(slot)}"
+                        if slot == "b":
+                            self.put(f"prefetch({row} + 0 * strand, strand == 0)", lines)
+                        elif slot == "weights" and not self.p.factored(number):
+                            for r, found in enumerate(rounds):
+                                self.put(f"prefetch({row} + path_{r}, strand < {len(found)})", lines)
 
     def _word(self, wide: bool) -> str:
         """The type that a thread's channels travel as."""

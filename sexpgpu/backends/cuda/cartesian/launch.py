@@ -18,9 +18,9 @@ from sexpgpu.backends.cuda.cartesian.plan import Launch, plan
 from sexpgpu.backends.cuda.cartesian.product import Product, of_node, rows_of
 from sexpgpu.backends.cuda.cartesian.source import NAME, generate
 from sexpgpu.backends.cuda.cartesian.tune import Kept, Tile, default
+from sexpgpu.backends.cuda.references import reference
 from sexpgpu.diagnostics import Diagnostic, render
 from sexpgpu.ir import Node
-from sexpgpu.ops import table
 
 Operand = torch.Tensor | tuple[torch.Tensor, torch.Tensor]  # or packed factors of weights
 TORCH = {"f32": torch.float32, "f64": torch.float64, "bf16": torch.bfloat16}
@@ -327,9 +327,7 @@ class Products:
         product, inputs, ends = of_node(node)
         run = self._run()
         if not run.takes(product):
-            with torch.device(operands[0].device):
-                found: torch.Tensor = table()[node.op].reference(torch, node, operands)
-            return found
+            return reference(node, operands)
         if node.op != "tensor-product-joint":
             return self._made(run, node, product, operands, ends)[0].reshape(node.type.shape)
         key = node.inputs, node.attrs["slots"], node.attrs["outputs"], node.attrs["paths"], node.attrs["inner"]
@@ -346,13 +344,11 @@ class Products:
         narrow rows anywhere. Others by the library."""
         updates, indices = operands
         count, own = node.attrs["count"], node.inputs[1]
-        columns = updates[0].numel() // max(1, indices[0].numel()) if len(updates) else 0
+        columns = updates[0].numel() if indices.dim() == 1 and len(updates) else 0  # of a row, where one index has one
         known = next(((edges, ends) for (ends, rows), edges in self.edges.items() if own in ends and rows == count), None)
         dtype = node.type.dtype
-        if not columns or not count or node.attrs["axis"] or indices.dim() != 1 or dtype not in TORCH or (known is None and columns > FEW):
-            with torch.device(updates.device):
-                found: torch.Tensor = table()[node.op].reference(torch, node, operands)
-            return found
+        if not columns or not count or node.attrs["axis"] or dtype not in TORCH or (known is None and columns > FEW):
+            return reference(node, operands)
         if known is None:
             known = self.edges.setdefault(((own,), count), Edges(indices, indices, count)), (own,)
         edges, ends = known

@@ -116,7 +116,7 @@ class Kept:
         found = self.choices.get(self.key(product, launch))
         if not isinstance(found, list) or not all(isinstance(n, int) and n >= 0 for n in found):
             return None
-        return Tile(*found) if len(found) == 3 else Lanes(*found) if len(found) == 5 else None
+        return Tile(*found) if len(found) == 3 else Lanes(*found) if len(found) == len(Lanes._fields) else None
 
     def walk(self, product: Product) -> str | None:
         """`sender` or `receiver`, of a product's gradients."""

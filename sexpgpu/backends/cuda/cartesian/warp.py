@@ -92,6 +92,15 @@ if INTERPRETED:
     def quad(place):
         """Four i32 that lie side by side."""
         return tl.load(place), tl.load(place + 1), tl.load(place + 2), tl.load(place + 3)
+
+    def of_lane(x: Any, number: Any, lanes: Any) -> Any:
+        """The value of the lane of this number among `lanes` neighbours."""
+        data = x.handle.data.reshape(-1, 32)
+        number, lanes = (getattr(n, "value", n) for n in (number, lanes))
+        return _tensor(np.ascontiguousarray(data[:, np.arange(32) // lanes * lanes + number]).reshape(-1), tl.float32)
+
+    def prefetch(place: Any, where: Any) -> None:
+        """Calls a line into the L2 cache: nothing to an interpreter."""
 else:
 
     @triton.jit
@@ -113,6 +122,17 @@ else:
         """Four i32 that lie side by side; not to be moved out of a loop, where they would crowd the registers."""
         return tl.inline_asm_elementwise("ld.global.v4.b32 {$0,$1,$2,$3}, [$4];", "=r,=r,=r,=r,l", [place.to(tl.int64)],
                                          dtype=(tl.int32, tl.int32, tl.int32, tl.int32), is_pure=False, pack=1)
+
+    @triton.jit
+    def of_lane(x, number: tl.constexpr, lanes: tl.constexpr):
+        """The value of the lane of this number among `lanes` neighbours."""
+        return tl.inline_asm_elementwise(f"shfl.sync.idx.b32 $0, $1, {number}, {(32 - lanes) * 256 + 31}, 0xffffffff;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+
+    @triton.jit
+    def prefetch(place, where):
+        """Calls the line of an address into the L2 cache."""
+        tl.inline_asm_elementwise("{ .reg .pred p; setp.ne.b32 p, $2, 0; @p prefetch.global.L2 [$1]; mov.b32 $0, 0; }", "=r,l,r",
+                                  [place.to(tl.int64), where.to(tl.int32)], dtype=tl.int32, is_pure=False, pack=1)
 
 
 @triton.jit
