@@ -169,7 +169,7 @@ def by_hand() -> Iterator[tuple[str, ASTSource, dict[str, Any]]]:
         sums = {"WIDE": 128, "LOW": narrow, "ACC": tl.float64 if dtype == "fp64" else tl.float32}
         yield f"segment {dtype}", source(graph.segment, indices | {"rows": f"*{wide}", "out": f"*{dtype}"}, sums), {"num_warps": 4}
         yield f"gathered {dtype}", source(graph.gathered, indices | {"rows": f"*{dtype}", "out": f"*{wide}"}, sums | {"STEP": 128, "WIDE": 4}), {"num_warps": 4}
-        yield f"fold {dtype}", source(graph.fold, indices | {"rows": f"*{dtype}"}, {"WIDE": 128, "LOW": narrow}), {"num_warps": 4}
+        yield f"fold {dtype}", source(graph.fold, indices | {"rows": f"*{dtype}", "nodes": "*i32"}, {"WIDE": 512, "LOW": narrow}), {"num_warps": 4}
     half = {n: "*bf16" for n in ("Q", "K", "V", "Ct", "Out", "DQ", "DK", "DV")} | {n: "*fp32" for n in ("Lse", "Delta", "Sums")}
     shared = {"D": 64, "LOW": True, "CPU": False}
     both = (("by_keys", attention.KEYS), ("by_queries", attention.QUERIES))

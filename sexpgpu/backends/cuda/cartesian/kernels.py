@@ -45,20 +45,22 @@ def gathered(rows, begins, ends, order, out, columns, STEP: tl.constexpr, WIDE: 
 
 
 @triton.jit(do_not_specialize=["count", "columns"])
-def fold(rows, more, count, columns, WIDE: tl.constexpr, LOW: tl.constexpr):
-    """rows[n] += Σ rows[count + x] over x of more[n] … more[n+1], in that order; rows [… columns], in place."""
-    node = tl.program_id(0)
-    c = tl.program_id(1) * WIDE + tl.arange(0, WIDE)
+def fold(rows, nodes, more, count, columns, WIDE: tl.constexpr, LOW: tl.constexpr):
+    """rows[n] += Σ rows[count + x] over x of more[n] … more[n+1], in that order; rows [… columns], in place. A program is one of the walks beyond
+    the nodes' own, `nodes` [walks]: the first of a node adds all of them."""
+    x = tl.program_id(0)
+    node = tl.load(nodes + count + x)
     begin = tl.load(more + node)
     end = tl.load(more + node + 1)
-    if end > begin:
+    if (x == begin) & (x < end):
+        c = tl.program_id(1) * WIDE + tl.arange(0, WIDE)
         inside = c < columns
         place = rows + node.to(tl.int64) * columns + c
         total = tl.load(place, mask=inside, other=0.0)
         if LOW:
             total = from_bf16(total)
-        for x in range(begin, end):
-            row = tl.load(rows + (count + x).to(tl.int64) * columns + c, mask=inside, other=0.0)
+        for at in range(begin, end):
+            row = tl.load(rows + (count + at).to(tl.int64) * columns + c, mask=inside, other=0.0)
             if LOW:
                 row = from_bf16(row)
             total += row

@@ -22,21 +22,20 @@ from sexpgpu.backends.cuda.cartesian.product import Output, Product
 from sexpgpu.backends.cuda.cartesian.source import AT_NODE, NAME, WALK, Kernel, coefficient, total
 from sexpgpu.ops.cartesian.algebra import Path, terms
 
-IMPORT = "from sexpgpu.backends.cuda.cartesian.warp import both, both_bf16, from_lane, high, high_bf16, low, low_bf16, mma, of_lane, prefetch, quad, with_lane\n\n"
+IMPORT = "from sexpgpu.backends.cuda.cartesian.warp import both, both_bf16, from_lane, high, high_bf16, low, low_bf16, mma, of_lane, quad, with_lane\n\n"
 DEEP = 16  # rows of a matrix instruction's inner dimension
 
 
 class Lanes(NamedTuple):
     """`lanes` of a warp hold the channels of an edge, `wide` each; a thread takes `deep` edges at once; so many `warps`, and at most
-    `registers` a thread unless 0. What edges bring is called into the L2 cache so many steps `ahead`; 0: not."""
+    `registers` a thread unless 0. `early`: what an edge brings is loaded a step before it is worked on."""
 
     lanes: int
     wide: int
     deep: int
     warps: int
     registers: int = 0
-    ahead: int = 0
-    early: int = 0
+    early: int = 0  # 1 or 0
 
     @property
     def channels(self) -> int:
@@ -53,6 +52,11 @@ def suits(product: Product) -> bool:
 def pieces(dtype: str) -> int:
     """bf16 numbers that stand for one of a factor."""
     return 1 if dtype == "bf16" else 2
+
+
+def _masked(conditions: list[str]) -> str:
+    """The mask of a load."""
+    return f", mask={' & '.join(conditions)}, other=0" if conditions else ""
 
 
 @cache
@@ -147,123 +151,88 @@ class _Writer:
             f"{self.mode}_0 = tl.load(nodes + walk).to(tl.int64)",
         ]
         for e in self.edges:
-            self.head += [
-                f"place = tl.minimum(begin + line + {e * self._groups}, end - 1)",
-                f"next_edge_{e}_0 = tl.load(order + place, mask=place >= begin, other=0)",
-                f"next_other_{e}_0 = tl.load(others + place, mask=place >= begin, other=0)",
-            ]
-            for step in range(1, s.ahead + 1):
+            for step in range(s.early + 1):
                 self.head += [
                     f"place = tl.minimum(begin + line + {e * self._groups + step * self._stride}, end - 1)",
                     f"next_edge_{e}_{step} = tl.load(order + place, mask=place >= begin, other=0)",
+                    f"next_other_{e}_{step} = tl.load(others + place, mask=place >= begin, other=0)",
                 ]
-                if step == 1 and s.early:
-                    self.head.append(f"next_other_{e}_1 = tl.load(others + place, mask=place >= begin, other=0)")
         for e in self.edges:
             self.body += [
                 f"live_{e} = at + line + {e * self._groups} < end",
                 f"edge_{e} = next_edge_{e}_0.to(tl.int64)",
                 f"{other}_{e} = next_other_{e}_0.to(tl.int64)",
             ]
-        self._call()
         for e in self.edges:
-            self.body += [f"next_edge_{e}_{step} = next_edge_{e}_{step + 1}" for step in range(s.ahead)]
-            if s.early:
-                self.body.append(f"next_other_{e}_0 = next_other_{e}_1")
+            for what in ("edge", "other") if s.early else ():
+                self.body.append(f"next_{what}_{e}_0 = next_{what}_{e}_1")
             self.body += [
-                f"place = tl.minimum(at + line + {self._stride * (2 if s.early else 1) + e * self._groups}, end - 1)",
-                f"next_other_{e}_{1 if s.early else 0} = tl.load(others + place)",
+                f"place = tl.minimum(at + line + {(1 + s.early) * self._stride + e * self._groups}, end - 1)",
+                f"next_edge_{e}_{s.early} = tl.load(order + place)",
+                f"next_other_{e}_{s.early} = tl.load(others + place)",
             ]
-            if s.ahead:
-                self.body.append(f"place = tl.minimum(at + line + {(s.ahead + 1) * self._stride + e * self._groups}, end - 1)")
-            self.body.append(f"next_edge_{e}_{s.ahead} = tl.load(order + place)")
         for e in self.edges:
             self.body.append(f"full_{e} = live_{e}" if self.whole else f"full_{e} = live_{e} & inside")
         for number in self.used:
             self._base(number)
-        self._early()
+        if s.early:
+            for e in self.edges:
+                self._ahead(e)
 
-    def _early(self) -> None:
-        """Loads of the next edge, issued before this one is worked on."""
-        s, other = self.shape, "receiver" if self.mode == "sender" else "sender"
-        if not s.early:
-            return
+    # --- loads a step ahead ---
+
+    def _ahead(self, e: int) -> None:
+        """What the next edge brings is loaded before this one is worked on, so that no warp waits for memory within a step. A row of attributes is
+        loaded once by the lanes of an edge, side by side, and each takes its components from them."""
+        s, first, taken = self.shape, len(self.body), []
         wanted = sorted({need for n, path in self.paths for need in self._needs(n, path)})
-        for e in self.edges:
-            for lines, step, live in ((self.head, e * self._groups, "begin"), (self.body, e * self._groups + self._stride, "at")):
-                moved: list[str] = []
-                loads: list[str] = []
-                first = lines is self.head
-                loads.append(f"coming = {live} + line + {step} < end")
-                loads.append(f"coming_edge = next_edge_{e}_0.to(tl.int64)")
-                loads.append(f"coming_other = next_other_{e}_0.to(tl.int64)")
-                for number in self.used:
-                    slot = self.p.slots[number]
-                    if self._hoisted(slot) or (slot == "weights" and self.p.factored(number)):
-                        continue
-                    bit = {"b": 1, "weights": 2}.get(slot, 4)
-                    if not s.early & bit:
-                        continue
-                    size = self.p.components(slot) * self.p.channels(slot)
-                    row = "coming_other" if bit == 4 else "coming_edge"
-                    if slot == "b":
-                        count = self.p.components("b")
-                        for k in range(-(-count // s.lanes)):
-                            name = f"r{number}_{k}_{e}"
-                            mask = "" if (k + 1) * s.lanes <= count else f", mask=strand + {k * s.lanes} < {count}, other=0"
-                            load = f"tl.load(x{number} + {row} * {size} + strand + {k * s.lanes}{mask})"
-                            if self.low:
-                                load = f"from_bf16({load})"
-                            moved.append(f"now_{name} = {name}")
-                            loads.append(f"{name} = {load}")
-                        if not first:
-                            for i in range(count):
-                                self.values[number, i, e] = [f"x{number}_{i}_{e}"] * s.wide
-                                moved.append(f"x{number}_{i}_{e} = of_lane(now_r{number}_{i // s.lanes}_{e}, {i % s.lanes}, {s.lanes})")
-                        continue
-                    loads.append(f"coming_{number} = (x{number} + {row} * {size} + ch).to(tl.pointer_type({self._word(True)}))")
-                    for component in [i for of, i in wanted if of == number]:
-                        step_ = component * (self.p.channels(slot) // s.wide)
-                        mask = ("coming" if self.whole else "coming & inside") if slot == "weights" else "" if self.whole else "inside"
-                        options = (f", mask={mask}, other=0" if mask else "") + (', eviction_policy="evict_first"' if slot == "weights" else "")
-                        name = f"r{number}_{component}_{e}"
-                        moved.append(f"x{number}_{component}_{e} = {name}")
-                        loads.append(f"{name} = tl.load(coming_{number} + {step_}{options})")
-                        if not first:
-                            tag = f"x{number}_{component}_{e}"
-                            ends = ("low_bf16", "high_bf16") if self.low else ("low", "high")
-                            if s.wide == 1:
-                                self.values[number, component, e] = [tag]
-                            else:
-                                self.values[number, component, e] = [f"{tag}_{v}" for v in self.wide]
-                                moved += [f"{tag}_{v} = {end}({tag})" for v, end in enumerate(ends)]
-                if first:
-                    lines += loads
+        for lines, step, at in ((self.head, 0, "begin"), (self.body, self._stride, "at")):
+            some = ["coming"] if lines is self.head else []  # a graph may have no edge to read
+            self.put(f"coming = {at} + line + {step + e * self._groups} < end", lines)
+            self.put(f"coming_edge = next_edge_{e}_0.to(tl.int64)", lines)
+            self.put(f"coming_other = next_other_{e}_0.to(tl.int64)", lines)
+            for number in self.used:
+                slot = self.p.slots[number]
+                if self._hoisted(slot) or self.p.factored(number):
+                    continue
+                size = self.p.components(slot) * self.p.channels(slot)
+                row = f"x{number} + {'coming_edge' if slot in ('b', 'weights') else 'coming_other'} * {size}"
+                if slot == "b":
+                    for k in range(0, size, s.lanes):
+                        word = f"tl.load({row} + strand + {k}{_masked(some + [f'(strand < {size - k})'] * (k + s.lanes > size))})"
+                        self.put(f"r{number}_{k}_{e} = {f'from_bf16({word})' if self.low else word}", lines)
+                    continue
+                self.put(f"q{number} = ({row} + ch).to(tl.pointer_type({self._word(True)}))", lines)
+                for component in (i for of, i in wanted if of == number):
+                    self.put(f"r{number}_{component}_{e} = tl.load(q{number} + {component * (self.p.channels(slot) // s.wide)}{self._options(slot, ['coming'] if slot == 'weights' else some)})", lines)
+        for number in self.used:
+            slot = self.p.slots[number]
+            if self._hoisted(slot) or self.p.factored(number):
+                continue
+            for component in (i for of, i in wanted if of == number):
+                tag = f"x{number}_{component}_{e}"
+                if slot == "b":
+                    k = component // s.lanes * s.lanes
+                    taken.append(f"{tag} = of_lane(r{number}_{k}_{e}, {component - k}, {s.lanes})")
+                    self.values[number, component, e] = [tag] * s.wide
                 else:
-                    lines += moved + loads
+                    taken.append(f"{tag} = r{number}_{component}_{e}")
+                    self.values[number, component, e] = self._halves(tag, taken)
+        self.body[first:first] = taken
 
-    def _call(self) -> None:
-        """Calls the rows of an edge of a later step into the L2 cache: of weights a lane a path, of attributes the first lane."""
-        s = self.shape
-        numbers = [n for n, _ in self.paths]
-        rounds = [numbers[i : i + s.lanes] for i in range(0, len(numbers), s.lanes)] if s.ahead else []
-        for r, found in enumerate(rounds):
-            text = str(found[-1])
-            for at, n in enumerate(found[:-1]):
-                text = f"tl.where(strand == {at}, {n}, {text})"
-            self.put(f"path_{r} = {text} * {self.c} + warp * {s.lanes * s.wide}", self.head)
-        for lines, steps in ((self.head, range(1, s.ahead)), (self.body, [s.ahead] if s.ahead else [])):
-            for step in steps:
-                for e in self.edges:
-                    self.put(f"call = next_edge_{e}_{step}.to(tl.int64)", lines)
-                    for number in self.used:
-                        slot = self.p.slots[number]
-                        row = f"x{number} + call * {self.p.components(slot) * self.p.channels(slot)}"
-                        if slot == "b":
-                            self.put(f"prefetch({row} + 0 * strand, strand == 0)", lines)
-                        elif slot == "weights" and not self.p.factored(number):
-                            for r, found in enumerate(rounds):
-                                self.put(f"prefetch({row} + path_{r}, strand < {len(found)})", lines)
+    def _options(self, slot: str, live: list[str]) -> str:
+        """How a thread loads a word of a row: weights past a node's last edge are 0, and nobody reads them again."""
+        conditions = live + ["inside"] * (slot != "b" and not self.whole)
+        return _masked(conditions) + (', eviction_policy="evict_first"' if slot == "weights" else "")
+
+    def _halves(self, word: str, lines: list[str]) -> list[str]:
+        """The names of a thread's channels in a word."""
+        if self.shape.wide == 1:
+            return [word]
+        ends = ("low_bf16", "high_bf16") if self.low else ("low", "high")
+        names = [f"{word}_{v}" for v in self.wide]
+        lines += [f"{name} = {end}({word})" for name, end in zip(names, ends, strict=True)]
+        return names
 
     def _word(self, wide: bool) -> str:
         """The type that a thread's channels travel as."""
@@ -355,16 +324,13 @@ class _Writer:
             return
         lines = self.head if hoisted else self.body
         step = component * (self.p.channels(slot) // self.shape.wide if wide else 1)
-        mask = f"full_{e}" if slot == "weights" else "" if self.whole or not wide else "inside"
-        options = (f", mask={mask}, other=0" if mask else "") + (', eviction_policy="evict_first"' if slot == "weights" else "")
-        word, tag = f"tl.load(p{number}_{e} + {step}{options})", f"x{number}_{component}_{e}"
+        word, tag = f"tl.load(p{number}_{e} + {step}{self._options(slot, [f'live_{e}'] * (slot == 'weights'))})", f"x{number}_{component}_{e}"
         if not wide or self.shape.wide == 1:
             self.put(f"{tag} = {f'from_bf16({word})' if self.low else word}", lines)
             self.values[number, component, e] = [tag] * self.shape.wide
             return
         self.put(f"{tag} = {word}", lines)
-        ends = ("low_bf16", "high_bf16") if self.low else ("low", "high")
-        self.values[number, component, e] = [self.name(f"{end}({tag})", lines) for end in ends]
+        self.values[number, component, e] = self._halves(tag, lines)
 
     def _value(self, number: int, component: int, e: int, v: int = 0) -> str:
         self._load(number, component, e)

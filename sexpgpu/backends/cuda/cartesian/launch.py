@@ -26,6 +26,7 @@ Operand = torch.Tensor | tuple[torch.Tensor, torch.Tensor]  # or packed factors 
 TORCH = {"f32": torch.float32, "f64": torch.float64, "bf16": torch.bfloat16}
 WIDE = 128
 WORDS = 1024  # of a program that packs
+FOLDED = 512  # columns of a row that a program adds another walk's to
 LONGEST = 256  # edges of a walk
 TILE = 512  # numbers that a program adds up at once
 FEW = 16  # columns of rows that are added at indices which no product has: more of them the library adds
@@ -82,8 +83,8 @@ class Edges:
         if not self.extra:
             return rows
         fold = import_module("sexpgpu.backends.cuda.cartesian.kernels").fold
-        more, columns = self.by(end).more, rows.shape[1]
-        fold[(self.count, -(-columns // WIDE))](rows, more, self.count, columns, WIDE, rows.dtype == torch.bfloat16, num_warps=4)
+        walk, columns = self.by(end), rows.shape[1]
+        fold[(self.extra, -(-columns // FOLDED))](rows, walk.nodes, walk.more, self.count, columns, FOLDED, rows.dtype == torch.bfloat16, num_warps=4)
         return rows[: self.count]
 
     def _walks(self, starts: torch.Tensor, order: torch.Tensor, others: torch.Tensor, bounds: torch.Tensor) -> Walk:
@@ -254,7 +255,8 @@ class _Outputs:
             return self.raw[number][0]
         narrow = blocks if target == product.narrow else 1
         if target == {"receiver": "result", "sender": "a"}.get(mode):
-            parts, rows, zero = slots * narrow, self._walks, target == "a" and bool(launch.firsts)
+            reached = {p.first for p in product.form.paths} == set(range(product.form.first + 1))  # by one launch or another
+            parts, rows, zero = slots * narrow, self._walks, target == "a" and bool(launch.firsts) and not reached
             self.walked[number] = mode
         elif self._summed(number):
             parts, rows, zero = 1, slots * programs, apart

@@ -120,11 +120,13 @@ def by_features(form: Form, ranks: tuple[int, ...], budget: int) -> list[tuple[i
 
 
 def by_sums(product: Product, outputs: list[Output]) -> list[tuple[int, ...]]:
-    """Ranks of features in groups, as many as a walk by senders has registers for: features that it holds, and sums of their gradient.
-    Every cotangent belongs to one group; what an edge has besides is read by each."""
+    """Ranks of features in groups, as many as a walk by senders has registers for: features that it holds and sums of their gradient, and the
+    cotangents of an edge, which are loaded a step early. Every cotangent belongs to one group; what an edge has besides is read by each."""
     held = len({number for o in outputs for use in o.uses for number in use if product.slots[number] == "a"}) + sum(o.target == "a" for o in outputs)
     room = (FACTORED if any(product.inner) else WALKED) // max(1, held)
-    return _several(groups([2 * rank + 1 for rank in range(product.form.first + 1)], room, False))
+    by_held = groups([2 * rank + 1 for rank in range(product.form.first + 1)], room, False)
+    by_cotangents = by_features(product.form, tuple(range(product.form.top + 1)), PAIRS)
+    return max(_several(by_held), by_cotangents, key=len)
 
 
 def _several(found: list[tuple[int, ...]]) -> list[tuple[int, ...]]:

@@ -56,17 +56,17 @@ def warps_of(channels: int, each: int) -> int:
 
 def lanes(product: Product, across: int, deep: int = 1) -> Lanes:
     """`across` lanes, of two channels each, for an edge."""
-    return Lanes(across, 2, deep, warps_of(product.form.channels, 2 * across))
+    return Lanes(across, 2, deep, warps_of(product.form.channels, 2 * across), early=int(deep == 1))
 
 
 def default(product: Product, launch: Launch, interpreted: bool = False) -> Tile | Lanes:
-    """A convolution thread by thread: 64 bytes of an edge's channels to a group of lanes, 32 where they fit better. Otherwise tiles, by count
+    """A convolution thread by thread: 128 bytes of an edge's channels to a group of lanes, less where they fit better. Otherwise tiles, by count
     of what lives: two channels a thread where registers allow, four rows a program."""
     c = product.form.channels
     if launch.mode in AT_NODE and suits(product):
         if any(product.inner):
             return lanes(product, 4, 2)
-        return lanes(product, 8 if c % 16 == 0 else min(4, power(c // 2)))
+        return lanes(product, 16 if c % 32 == 0 else 8 if c % 16 == 0 else min(4, power(c // 2)))
     if interpreted:
         return Tile(16, min(128, power(c)), 4)
     wide = product.dtype == "f64"
@@ -85,7 +85,8 @@ def candidates(product: Product, launch: Launch) -> list[Tile | Lanes]:
     if isinstance(found[0], Lanes):
         first = found[0]
         if not any(product.inner):
-            found += [lanes(product, n) for n in (4, 8, 16) if 2 * n <= power(c)]
+            found += [lanes(product, n) for n in (4, 8, 16, 32) if 2 * n <= power(c)]
+        found += [first._replace(early=1 - first.early)]
         found += [first._replace(warps=n) for n in (1, 2) if n < first.warps]
         found += [first._replace(registers=n) for n in (168, 128)]  # three or four programs of four warps at once
         return list(dict.fromkeys(found))

@@ -98,9 +98,6 @@ if INTERPRETED:
         data = x.handle.data.reshape(-1, 32)
         number, lanes = (getattr(n, "value", n) for n in (number, lanes))
         return _tensor(np.ascontiguousarray(data[:, np.arange(32) // lanes * lanes + number]).reshape(-1), tl.float32)
-
-    def prefetch(place: Any, where: Any) -> None:
-        """Calls a line into the L2 cache: nothing to an interpreter."""
 else:
 
     @triton.jit
@@ -126,13 +123,8 @@ else:
     @triton.jit
     def of_lane(x, number: tl.constexpr, lanes: tl.constexpr):
         """The value of the lane of this number among `lanes` neighbours."""
-        return tl.inline_asm_elementwise(f"shfl.sync.idx.b32 $0, $1, {number}, {(32 - lanes) * 256 + 31}, 0xffffffff;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
-
-    @triton.jit
-    def prefetch(place, where):
-        """Calls the line of an address into the L2 cache."""
-        tl.inline_asm_elementwise("{ .reg .pred p; setp.ne.b32 p, $2, 0; @p prefetch.global.L2 [$1]; mov.b32 $0, 0; }", "=r,l,r",
-                                  [place.to(tl.int64), where.to(tl.int32)], dtype=tl.int32, is_pure=False, pack=1)
+        return tl.inline_asm_elementwise("shfl.sync.idx.b32 $0, $1, $2, $3, 0xffffffff;", "=f,f,r,r", [x, number, (32 - lanes) * 256 + 31],
+                                         dtype=tl.float32, is_pure=True, pack=1)
 
 
 @triton.jit
