@@ -24,7 +24,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ import numpy as np
 import torch
 from no_gpu import Counted
 
+from sexpgpu.backends.cuda import choice, tall
 from sexpgpu.backends.cuda.cartesian.config import config
 from sexpgpu.backends.cuda.cartesian.launch import TORCH, Edges, Runner, runner
 from sexpgpu.backends.cuda.cartesian.plan import Launch, plan
@@ -172,6 +173,11 @@ class Data:
 Side = Callable[[], list[torch.Tensor]]
 
 
+def launched(case: Case) -> dict[str, Product]:
+    """The products of the three passes; of weights that are a product themselves where that is made inside."""
+    return passes(case.form, case.shared, case.edges, case.dtype, case.inner if choice.SWITCH.inside else 0)
+
+
 def ours(data: Data, run: Runner) -> dict[str, Side]:
     """Indices are sorted before: a step does it once for all of its products."""
     case = data.case
@@ -179,7 +185,7 @@ def ours(data: Data, run: Runner) -> dict[str, Side]:
     if edges is not None:
         edges.by("sender")
         edges.by("receiver")
-    made = passes(case.form, case.shared, case.edges, case.dtype, case.inner)
+    made = launched(case)
     if case.inner:
         return _of_factors(data, run, made, edges)
     all_ = {"forward": data.operands[:3], "backward": data.operands, "second": [*data.operands, *data.tangents]}
@@ -196,33 +202,57 @@ def operands_of(data: Data, run: Runner) -> list[Any]:
         return [*data.operands, *data.tangents]
     a, b, hidden, matrix, c = data.operands
     va, vb, vh = data.tangents
+    if not choice.SWITCH.inside:
+        return [a, b, hidden @ matrix, c, va, vb, vh @ matrix]
     packed = run.packed_matrix(matrix, len(data.case.form.paths))
     return [a, b, (run.packed_rows(hidden), packed), c, va, vb, (run.packed_rows(vh), packed)]
 
 
 def _of_factors(data: Data, run: Runner, made: dict[str, Product], edges: Edges | None) -> dict[str, Side]:
-    """As a compiled graph has it: factors packed once, the weights' gradient in memory, its two products by the library."""
+    """As a compiled graph has it: the weights made by a product of their own, or inside from factors packed once; their gradient in memory, and the
+    products behind it."""
     a, b, hidden, matrix, c = data.operands
     count = len(data.case.form.paths)
 
+    def weights(rows: torch.Tensor) -> Any:
+        return (run.packed_rows(rows), run.packed_matrix(matrix, count)) if choice.SWITCH.inside else product_of((rows, matrix))
+
     def forward() -> tuple[list[torch.Tensor], Any]:
-        factors = run.packed_rows(hidden), run.packed_matrix(matrix, count)
-        return run.run(made["forward"], [a, b, factors], edges, data.nodes), factors
+        w = weights(hidden)
+        return run.run(made["forward"], [a, b, w], edges, data.nodes), w
 
     def backward() -> tuple[list[torch.Tensor], Any, torch.Tensor]:
-        out, factors = forward()
-        ga, gb, gw = run.run(made["backward"], [a, b, factors, c], edges, data.nodes)
+        out, w = forward()
+        ga, gb, gw = run.run(made["backward"], [a, b, w, c], edges, data.nodes)
         gw = gw.reshape(len(hidden), -1)
-        return [*out, ga, gb, gw @ matrix.T, hidden.T @ gw], factors, gw
+        return [*out, ga, gb, product_of((gw, matrix.T)), product_of((hidden.T, gw))], w, gw
 
     def double() -> list[torch.Tensor]:
-        found, factors, gw = backward()
+        found, w, gw = backward()
         va, vb, vh = data.tangents
-        dc, da, db, dw = run.run(made["second"], [a, b, factors, c, va, vb, (run.packed_rows(vh), factors[1])], edges, data.nodes)
+        dc, da, db, dw = run.run(made["second"], [a, b, w, c, va, vb, weights(vh)], edges, data.nodes)
         dw = dw.reshape(len(hidden), -1)
-        return [*found, dc, da, db, dw @ matrix.T, torch.addmm(hidden.T @ dw, vh.T, gw)]
+        return [*found, dc, da, db, product_of((dw, matrix.T)), product_of((hidden.T, dw), (vh.T, gw))]
 
     return dict(zip(PASSES, (lambda: forward()[0], lambda: backward()[0], double), strict=True))
+
+
+def product_of(*pairs: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    """Σ x y, as a compiled graph makes it: `matmul-sum` by our kernels where they are meant for it, else by torch."""
+    kind = {torch.float32: "f32", torch.bfloat16: "bf16"}[pairs[0][0].dtype]
+
+    def leaf(x: torch.Tensor) -> Node:
+        held = build("input", name=f"m{len(leaves)}", dtype=kind, shape=tuple(x.shape), batch=False)
+        leaves.append(held)
+        return held
+
+    leaves: list[Node] = []
+    nodes = [leaf(x) if x.is_contiguous() else build("transpose", leaf(x.T), permutation=(1, 0)) for pair in pairs for x in pair]
+    node = build("matmul-sum", *nodes, scale=1.0)
+    out = pairs[0][0].new_empty(node.type.shape)
+    scratch = torch.empty(tall.tall_scratch(node), dtype=torch.uint8, device=out.device)
+    tall.matmul_sum(node, [x for pair in pairs for x in pair], {0: out}, scratch)
+    return out
 
 
 def reference(data: Data) -> dict[str, list[torch.Tensor]]:
@@ -531,7 +561,7 @@ def tune(case: Case, run: Runner, device: str, tiny: bool) -> None:
     edges = Edges(data.senders, data.receivers, data.nodes) if case.edges else None
     operands = operands_of(data, run)
     chosen: list[tuple[str, list]] = []
-    for product in passes(case.form, case.shared, case.edges, case.dtype, case.inner).values():
+    for product in launched(case).values():
         walks: dict[str, float] = {}
         for walk in ("sender", "receiver") if case.edges and len(product.outputs) > 1 else ("sender",):
             launches = plan(product, run.config, walk)
@@ -595,6 +625,7 @@ def chosen(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--sides", default=",".join(SIDES))
     parser.add_argument("--each", type=float, default=0.1, help="seconds of replays of a side in a pass")
     parser.add_argument("--inner", type=int, default=0, help="the weights are hidden rows of so many columns times a matrix, which is timed too")
+    parser.add_argument("--inside", action="store_true", help="those weights are made inside the product, and never reach memory")
     parser.add_argument("--bf16", action="store_true", help="ours with bf16 storage too, for ranks up to 2")
     parser.add_argument("--all", action="store_true", help="every row")
     parser.add_argument("--part", default="0/1", help="each n-th case, as 0/4")
@@ -653,7 +684,7 @@ def tasks(chosen: list[Case], given: argparse.Namespace) -> list[Task]:
         size = len(case.form.paths) * (1 + sum(case.ranks))
         for dtype in dtypes(case, given) if "ours" in given.sides and first else ():
             low = Case(case.graph, case.ranks, case.channels, dtype, case.inner)
-            for what, product in passes(case.form, case.shared, case.edges, dtype, case.inner).items():
+            for what, product in launched(low).items():
                 count = len(plan(product, config()))
                 found += [(size * {"forward": 1, "backward": 6, "second": 5}[what], (low, "ours", what, n)) for n in range(count)]
         plain = Case(case.graph, case.ranks, case.channels)
@@ -686,7 +717,7 @@ def _one_of_ours(data: Data, what: str, number: int, run: Runner) -> None:
     """The launch of this number of a pass, and the small kernels beside it."""
     case = data.case
     edges = Edges(data.senders, data.receivers, data.nodes) if case.edges else None
-    product = passes(case.form, case.shared, case.edges, case.dtype, case.inner)[what]
+    product = launched(case)[what]
     part, alone = single(product, plan(product, run.config)[number], run)
     run.run(part, operands_of(data, run)[: len(part.slots)], edges, data.nodes, [alone])
 
@@ -714,6 +745,7 @@ def say_plan(chosen: list[Case], given: argparse.Namespace) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     given = chosen(arguments)
+    choice.SWITCH = replace(choice.SWITCH, inside=given.inside)
     device = "cpu" if given.dry_run else "cuda"
     torch.backends.cuda.matmul.allow_tf32 = False
     number, parts = map(int, given.part.split("/"))

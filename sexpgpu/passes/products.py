@@ -2,13 +2,14 @@
 `scatter-add` onto few places is a reduction.
 
 A library multiplies its sums by a number and adds them to what is there for nothing; as launches of their own these are a pass over
-memory each. Runs on decomposed graphs, f32 products only: a rounded one would be rounded elsewhere.
+memory each. Runs on decomposed graphs, f32 products only: a rounded one would be rounded elsewhere. A product
+of many rows whose inner size is small is a `matmul-sum` as well, for which a device has kernels.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from sexpgpu.ir import Node, Origins, postorder
@@ -19,6 +20,7 @@ from sexpgpu.passes.rewrite import rebuild, rewrite
 
 PLACES = 64  # places of a `scatter-add` that each update is compared with
 COMPARED = 1 << 23  # comparisons of one
+TALL, NARROW = 8192, 128  # rows of a product, and columns on one side of it, that a device has kernels of its own for
 
 
 class _Root(NamedTuple):
@@ -26,6 +28,11 @@ class _Root(NamedTuple):
 
     scale: float
     pairs: tuple[tuple[Node, Node], ...]
+
+
+def tall(shape: Sequence[int], inner: Sequence[int]) -> bool:
+    """Whether a product [rows columns] over these inner sizes has many rows, and few columns on one side."""
+    return shape[0] >= TALL and (shape[1] <= NARROW or max(inner) <= NARROW)
 
 
 def products(results: Mapping[str, Node], origins: Origins | None = None) -> dict[str, Node]:
@@ -80,7 +87,8 @@ def _roots(order: list[Node], results: set[Node], bare: set[Node]) -> dict[Node,
             for part in node.inputs if node.op != "matmul" else ():
                 found.pop(part, None)
             found[node] = known
-    return {node: root for node, root in found.items() if len(root.pairs) > 1 or root.scale != 1.0 or any(_scaled(x, bare)[1] != 1.0 for x in root.pairs[0])}
+    return {node: root for node, root in found.items() if len(root.pairs) > 1 or root.scale != 1.0 or any(_scaled(x, bare)[1] != 1.0 for x in root.pairs[0])
+            or (node.type.shape[1] > NARROW and tall(node.type.shape, [root.pairs[0][0].type.shape[1]]))}
 
 
 def _own(node: Node, parts: Mapping[Node, _Root], bare: set[Node]) -> _Root | None:

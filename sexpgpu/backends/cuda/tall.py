@@ -1,8 +1,8 @@
-"""Products of f32 matrices of many rows, which a vendor computes without tensor cores: a tall matrix by one of few columns, and the sum of
-products xᵀ y over many rows, with a number and over several pairs.
+"""Products of f32 matrices of many rows, which a vendor computes without tensor cores: a tall matrix by one of few columns or few rows, and the
+sum of products xᵀ y over many rows, with a number and over several pairs.
 
-They are what stands behind the tensor product of a potential: the cotangents of the weights of all edges by the last radial matrix, and
-that matrix's gradient. Three TF32 products make one; what a step of a loop adds up is added to the rest apart, rounded to nearest, because the
+They are what stands around the tensor product of a potential: the weights of all edges from the last radial layer, their cotangents by its
+matrix, and that matrix's gradient. Three TF32 products make one; what a step of a loop adds up is added to the rest apart, rounded to nearest, because the
 sums inside tensor cores are cut off: over thousands of them that alone would be 5e-5 (docs/decisions/0059 has the figures). Sums over
 rows are made in parts, which a second launch adds in order.
 """
@@ -18,22 +18,22 @@ import torch
 from sexpgpu.backends.cuda import choice, modules
 from sexpgpu.backends.cuda.rank_maps import PROGRAMS, cut, power, precise, sums_kernel, takes
 from sexpgpu.ir import Node
+from sexpgpu.passes import products
 
-LEAST = 8192  # rows of what is tall
-COLUMNS = 128  # of what is not
+LEAST, COLUMNS = products.TALL, products.NARROW
 #: rows, inner numbers a step, warps of a product by few columns; columns, rows a step, warps of a sum over rows
 ROWS, SUMS = (128, 32, 8), (64, 64, 4)
 
 
 def kind(node: Node) -> str | None:
-    """`rows`: all left factors are tall, and the result has few columns; `sums`: they are tall and transposed, and the result has few rows.
-    None: neither, or not of f32."""
+    """`rows`: all left factors are tall, and the result or they have few columns; `sums`: they are tall and transposed, and the result has few
+    rows. None: neither, or not of f32."""
     if node.op != "matmul-sum" or node.type.dtype != "f32":
         return None
     lefts = node.inputs[::2]
     if any(x.type.rank != 2 for x in lefts):
         return None
-    if node.type.shape[0] >= LEAST and node.type.shape[1] <= COLUMNS:
+    if products.tall(node.type.shape, [x.type.shape[1] for x in lefts]):
         return "rows"
     if node.type.shape[0] <= COLUMNS and all(x.op == "transpose" and x.type.shape[1] >= LEAST for x in lefts):
         return "sums"
@@ -66,7 +66,7 @@ def tall(node: Node, operands: Sequence[torch.Tensor], out: torch.Tensor, scratc
         rights = [_flat(x) for x in operands[1::2]]
         function = _rows_kernel(tuple(x.shape[1] for x in operands[::2]), n, tuple(turned for _, turned in rights), precise())
         lefts = [x.contiguous() for x in operands[::2]]
-        function[(cut(m, ROWS[0]),)](*(x for a, (b, _) in zip(lefts, rights, strict=True) for x in (a, b)), out, m, node.attrs["scale"], num_warps=ROWS[2])
+        function[(cut(m, ROWS[0]) * cut(n, COLUMNS),)](*(x for a, (b, _) in zip(lefts, rights, strict=True) for x in (a, b)), out, m, node.attrs["scale"], num_warps=ROWS[2])
         return True
     function, finish, tiles, last = _sums_kernels(m, n, len(operands) // 2, _splits(node), node.attrs["scale"], precise())
     room = scratch.view(torch.float32)
@@ -98,19 +98,20 @@ def _flat(x: torch.Tensor) -> tuple[torch.Tensor, bool]:
 
 @cache
 def _rows_kernel(inner: tuple[int, ...], columns: int, turned: tuple[bool, ...], precision: str) -> Any:
-    """out [rows columns] = scale Σ a [rows inner] b [inner columns]."""
+    """out [rows columns] = scale Σ a [rows inner] b [inner columns]. Programs of the same rows come one after another, so that rows are read once."""
     high, step, _ = ROWS
-    wide = power(columns, COLUMNS)
+    wide, across = power(columns, COLUMNS), cut(columns, COLUMNS)
+    whole = columns % wide == 0
     text = [
         "@triton.jit(do_not_specialize=['rows'])",
         f"def tall_rows({', '.join(f'a{i}, b{i}' for i in range(len(inner)))}, out, rows, scale):",
-        f"    m = (tl.program_id(0) * {high} + tl.arange(0, {high})[:, None]).to(tl.int64)",
-        f"    n = tl.arange(0, {wide})[None, :]",
+        f"    m = (tl.program_id(0) // {across} * {high} + tl.arange(0, {high})[:, None]).to(tl.int64)",
+        f"    n = tl.program_id(0) % {across} * {wide} + tl.arange(0, {wide})[None, :]",
         f"    total = tl.zeros(({high}, {wide}), tl.float32)",
     ]
     for i, (size, flip) in enumerate(zip(inner, turned, strict=True)):
         ragged = "" if size % step == 0 else f" & (k[None, :] < {size})"
-        near = [*([] if size % step == 0 else [f"(k[:, None] < {size})"]), *([] if wide == columns else [f"(n < {columns})"])]
+        near = [*([] if size % step == 0 else [f"(k[:, None] < {size})"]), *([] if whole else [f"(n < {columns})"])]
         place = f"k[:, None] + n * {size}" if flip else f"k[:, None] * {columns} + n"
         mask = f", mask={' & '.join(near)}, other=0.0" if near else ""
         text += [
@@ -120,7 +121,7 @@ def _rows_kernel(inner: tuple[int, ...], columns: int, turned: tuple[bool, ...],
             f"        right = tl.load(b{i} + {place}{mask})",
             f"        total += tl.dot(left, right, input_precision=\"{precision}\") * scale",
         ]
-    text.append(f"    tl.store(out + m * {columns} + n, total, mask=(m < rows){'' if wide == columns else f' & (n < {columns})'})")
+    text.append(f"    tl.store(out + m * {columns} + n, total, mask=(m < rows){'' if whole else f' & (n < {columns})'})")
     return modules.load("\n".join(text) + "\n", "tall_rows")
 
 

@@ -10,6 +10,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
+from sexpgpu.backends.cuda import choice
 from sexpgpu.backends.cuda.cartesian.config import Config, config
 from sexpgpu.backends.cuda.cartesian.lanes import suits
 from sexpgpu.backends.cuda.cartesian.product import of_node
@@ -50,7 +51,7 @@ def join(results: Mapping[str, Node], origins: Origins | None = None) -> dict[st
     twice = {x for n in order for x in n.inputs if n.inputs.count(x) > 1}
     sums = _sums(order, readers, twice)
     groups = _groups(order, sums)
-    return _rebuilt(results, groups, _factored(order, results, config()), origins)
+    return _rebuilt(results, groups, _factored(order, results, config()) if choice.SWITCH.inside else {}, origins)
 
 
 def _factored(order: list[Node], results: Mapping[str, Node], settings: Config) -> dict[Node, tuple[Node, Node]]:
