@@ -625,7 +625,7 @@ def chosen(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--sides", default=",".join(SIDES))
     parser.add_argument("--each", type=float, default=0.1, help="seconds of replays of a side in a pass")
     parser.add_argument("--inner", type=int, default=0, help="the weights are hidden rows of so many columns times a matrix, which is timed too")
-    parser.add_argument("--inside", action="store_true", help="those weights are made inside the product, and never reach memory")
+    parser.add_argument("--outside", action="store_true", help="those weights by a product of their own, in memory")
     parser.add_argument("--bf16", action="store_true", help="ours with bf16 storage too, for ranks up to 2")
     parser.add_argument("--all", action="store_true", help="every row")
     parser.add_argument("--part", default="0/1", help="each n-th case, as 0/4")
@@ -745,7 +745,7 @@ def say_plan(chosen: list[Case], given: argparse.Namespace) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     given = chosen(arguments)
-    choice.SWITCH = replace(choice.SWITCH, inside=given.inside)
+    choice.SWITCH = replace(choice.SWITCH, inside=not given.outside)
     device = "cpu" if given.dry_run else "cuda"
     torch.backends.cuda.matmul.allow_tf32 = False
     number, parts = map(int, given.part.split("/"))

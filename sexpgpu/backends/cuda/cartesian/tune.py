@@ -66,7 +66,8 @@ def default(product: Product, launch: Launch, interpreted: bool = False) -> Tile
     if launch.mode in AT_NODE and suits(product):
         if any(product.inner):
             return lanes(product, 4, 2)
-        return lanes(product, 16 if c % 32 == 0 else 8 if c % 16 == 0 else min(4, power(c // 2)))
+        most = 16 if c % 32 == 0 or (launch.mode == "sender" and c > 16) else 8  # of 20 channels, measured: two groups of 8 by receivers, one of 16 by senders
+        return lanes(product, min(most, power((c + 1) // 2)))
     if interpreted:
         return Tile(16, min(128, power(c)), 4)
     wide = product.dtype == "f64"
