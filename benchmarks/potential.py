@@ -351,6 +351,7 @@ class Size:
         self.facts: dict[str, Any] = {}
         self.params: dict[str, torch.Tensor] | None = None
         self.found: dict[str, np.ndarray] = {}
+        self.kept: list[Any] = []  # what owns memory that a graph reads and writes when it is replayed
         self.base: dict[str, Any] = {"device": torch.cuda.get_device_name() if device == "cuda" else device, "atoms": len(crystal.species)}
         self.ours = Ours(crystal, variant)
         clock.note(f"{variant}: read, differentiated")
@@ -362,6 +363,7 @@ class Size:
         for side in (s for s in SIDES[1:] if s in chosen):
             model = self.attempt(side, "model", lambda side=side: Theirs(self.ours, self.params, self.device, side == "graph"))
             if model is not None:
+                self.kept.append(model)
                 self.base["edges"] = model.edges
                 self.attempt(side, PASSES[0], lambda model=model, side=side: self._their_energies(side, model))
                 self.attempt(side, PASSES[1], lambda model=model, side=side: self._their_steps(side, model))
@@ -400,6 +402,7 @@ class Size:
             return potential, potential(crystal.species, crystal.positions, crystal.cell, (True,) * 3)
 
         (potential, self.found), peak = peaked(called, self.device)
+        self.kept.append(potential)
         self.params = {path: value for (kind, path), value in potential.known.items() if kind == "param"}
         self._stands("ours", PASSES[0], potential.compiled.replay.run, peak)
 
@@ -418,6 +421,7 @@ class Size:
         self._tuned(side)
         (work, value), peak = peaked(lambda: captured(model.infer) if side == "graph" else (model.infer, model.infer()), self.device)
         work()
+        self.kept.append(value)
         energy, forces = value
         theirs = {"energy": energy.reshape(-1)[0], "forces": forces}
         self.errors[PASSES[0]][side] = {name: error(ours, theirs[name]) for name, ours in self.found.items()}
