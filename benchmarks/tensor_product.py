@@ -175,7 +175,7 @@ Side = Callable[[], list[torch.Tensor]]
 
 def launched(case: Case) -> dict[str, Product]:
     """The products of the three passes; of weights that are a product themselves where that is made inside."""
-    return passes(case.form, case.shared, case.edges, case.dtype, case.inner if choice.SWITCH.inside else 0)
+    return passes(case.form, case.shared, case.edges, case.dtype, 0 if choice.SWITCH.inside else case.inner)
 
 
 def ours(data: Data, run: Runner) -> dict[str, Side]:
@@ -202,7 +202,7 @@ def operands_of(data: Data, run: Runner) -> list[Any]:
         return [*data.operands, *data.tangents]
     a, b, hidden, matrix, c = data.operands
     va, vb, vh = data.tangents
-    if not choice.SWITCH.inside:
+    if choice.SWITCH.inside:
         return [a, b, hidden @ matrix, c, va, vb, vh @ matrix]
     packed = run.packed_matrix(matrix, len(data.case.form.paths))
     return [a, b, (run.packed_rows(hidden), packed), c, va, vb, (run.packed_rows(vh), packed)]
@@ -215,7 +215,7 @@ def _of_factors(data: Data, run: Runner, made: dict[str, Product], edges: Edges 
     count = len(data.case.form.paths)
 
     def weights(rows: torch.Tensor) -> Any:
-        return (run.packed_rows(rows), run.packed_matrix(matrix, count)) if choice.SWITCH.inside else product_of((rows, matrix))
+        return (run.packed_rows(rows), run.packed_matrix(matrix, count)) if not choice.SWITCH.inside else product_of((rows, matrix))
 
     def forward() -> tuple[list[torch.Tensor], Any]:
         w = weights(hidden)
@@ -238,7 +238,7 @@ def _of_factors(data: Data, run: Runner, made: dict[str, Product], edges: Edges 
 
 
 def product_of(*pairs: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-    """Σ x y, as a compiled graph makes it: `matmul-sum` by our kernels where they are meant for it, else by torch."""
+    """Σ x y of what stands around a tensor product, as a compiled graph makes it: `matmul-sum` by our kernels where they are meant for it, else by torch."""
     kind = {torch.float32: "f32", torch.bfloat16: "bf16"}[pairs[0][0].dtype]
 
     def leaf(x: torch.Tensor) -> Node:
@@ -248,7 +248,7 @@ def product_of(*pairs: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
 
     leaves: list[Node] = []
     nodes = [leaf(x) if x.is_contiguous() else build("transpose", leaf(x.T), permutation=(1, 0)) for pair in pairs for x in pair]
-    node = build("matmul-sum", *nodes, scale=1.0)
+    node = build("matmul-sum", *nodes, scale=1.0, again=1)
     out = pairs[0][0].new_empty(node.type.shape)
     scratch = torch.empty(tall.tall_scratch(node), dtype=torch.uint8, device=out.device)
     tall.matmul_sum(node, [x for pair in pairs for x in pair], {0: out}, scratch)
@@ -625,7 +625,7 @@ def chosen(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--sides", default=",".join(SIDES))
     parser.add_argument("--each", type=float, default=0.1, help="seconds of replays of a side in a pass")
     parser.add_argument("--inner", type=int, default=0, help="the weights are hidden rows of so many columns times a matrix, which is timed too")
-    parser.add_argument("--outside", action="store_true", help="those weights by a product of their own, in memory")
+    parser.add_argument("--inside", action="store_true", help="those weights are made inside the product, and never reach memory")
     parser.add_argument("--bf16", action="store_true", help="ours with bf16 storage too, for ranks up to 2")
     parser.add_argument("--all", action="store_true", help="every row")
     parser.add_argument("--part", default="0/1", help="each n-th case, as 0/4")
@@ -745,7 +745,7 @@ def say_plan(chosen: list[Case], given: argparse.Namespace) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     given = chosen(arguments)
-    choice.SWITCH = replace(choice.SWITCH, inside=not given.outside)
+    choice.SWITCH = replace(choice.SWITCH, inside=0 if given.inside else choice.SWITCH.inside)
     device = "cpu" if given.dry_run else "cuda"
     torch.backends.cuda.matmul.allow_tf32 = False
     number, parts = map(int, given.part.split("/"))

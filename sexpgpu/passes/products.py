@@ -2,8 +2,11 @@
 `scatter-add` onto few places is a reduction.
 
 A library multiplies its sums by a number and adds them to what is there for nothing; as launches of their own these are a pass over
-memory each. Runs on decomposed graphs, f32 products only: a rounded one would be rounded elsewhere. A product
-of many rows whose inner size is small is a `matmul-sum` as well, for which a device has kernels.
+memory each. Runs on decomposed graphs, f32 products only: a rounded one would be rounded elsewhere.
+
+Weights of a tensor product that are a product themselves, of many edges by a small inner size, are a `matmul-sum` for which a device has
+kernels, and one for each launch that reads them: to make them again takes less than half as long as the launch, and they need not live between the forward
+pass and its derivatives.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from sexpgpu.passes.rewrite import rebuild, rewrite
 
 PLACES = 64  # places of a `scatter-add` that each update is compared with
 COMPARED = 1 << 23  # comparisons of one
+PRODUCT = "tensor-product"  # the op, its gradients, and several of them together
 TALL, NARROW = 8192, 128  # rows of a product, and columns on one side of it, that a device has kernels of its own for
 
 
@@ -41,9 +45,15 @@ def products(results: Mapping[str, Node], origins: Origins | None = None) -> dic
     bare = _bare(order, set(results.values()))
     roots = _roots(order, set(results.values()), bare)
     rewritten: dict[Node, Node] = {}
+    weights = _weights(order, roots, set(results.values()))
+    roots = {n: root for n, root in roots.items() if n in weights or len(root.pairs) > 1 or root.scale != 1.0 or any(_scaled(x, bare)[1] != 1.0 for x in root.pairs[0])}
+    readings: dict[tuple[Node, ...], int] = {}  # the operands of a launch -> which reading of weights it is
 
     def rule(node: Node, inputs: tuple[Node, ...]) -> Node:
         new = _summed(roots[node], rewritten, bare) if node in roots else None
+        if node.op.startswith(PRODUCT) and weights.intersection(node.inputs):
+            number = readings.setdefault(node.inputs, len(readings) + 1)
+            inputs = tuple(build(x.op, *x.inputs, **{**x.attrs, "again": number}) if old in weights else x for old, x in zip(node.inputs, inputs, strict=True))
         if node.op == "scatter-add":
             new = _reduced(node, inputs)
         rewritten[node] = new or rebuild(node, inputs)
@@ -87,8 +97,16 @@ def _roots(order: list[Node], results: set[Node], bare: set[Node]) -> dict[Node,
             for part in node.inputs if node.op != "matmul" else ():
                 found.pop(part, None)
             found[node] = known
-    return {node: root for node, root in found.items() if len(root.pairs) > 1 or root.scale != 1.0 or any(_scaled(x, bare)[1] != 1.0 for x in root.pairs[0])
-            or (node.type.shape[1] > NARROW and tall(node.type.shape, [root.pairs[0][0].type.shape[1]]))}
+    return found
+
+
+def _weights(order: list[Node], roots: Mapping[Node, _Root], results: set[Node]) -> set[Node]:
+    """Single products of many rows by a small inner size that tensor products alone read."""
+    found = {n for n, root in roots.items() if n not in results and len(root.pairs) == 1 and n.type.shape[1] > NARROW and tall(n.type.shape, [root.pairs[0][0].type.shape[1]])}
+    for n in order:
+        if not n.op.startswith(PRODUCT):
+            found.difference_update(n.inputs)
+    return found
 
 
 def _own(node: Node, parts: Mapping[Node, _Root], bare: set[Node]) -> _Root | None:

@@ -18,6 +18,7 @@ from sexpgpu.backends.cuda import choice
 from sexpgpu.backends.cuda.cartesian import launch, plan
 from sexpgpu.backends.cuda.cartesian.config import Config
 from sexpgpu.backends.cuda.cartesian.join import join
+from sexpgpu.backends.cuda.cartesian.lanes import Lanes
 from sexpgpu.backends.cuda.cartesian.launch import Products, Runner
 from sexpgpu.ir import postorder
 from sexpgpu.ops import build, table
@@ -240,7 +241,7 @@ def main(what):
         assert all(np.array_equal(one[k], two[k]) for k in one)
         print(json.dumps({"name": "twice", "equal": True}), flush=True)
     elif what == "factors":
-        choice.SWITCH = dataclasses.replace(choice.SWITCH, inside=True)
+        choice.SWITCH = dataclasses.replace(choice.SWITCH, inside=0)
         for channels, inner in ((8, 16), (20, 24), (64, 64)):
             b = Bench("f32")
             results = of_factors(b, 5, rng.integers(0, 5, 23), rng.integers(0, 5, 23), channels, inner)
@@ -295,6 +296,13 @@ def main(what):
             b = Bench("f32")  # an even number of channels: thread by thread
             results = of_graph(b, 4, rng.integers(0, 4, 11), rng.integers(0, 4, 11), 4, (2, 1, 2) if name == "slots" else (1, 1, 1))
             both(f"{name} even", b, results, products(dataclasses.replace(BASE, **changes), walk), 2e-5)
+    elif what == "tiles":  # lanes for an edge, with loads a step early and without; channels that they divide, and that they do not
+        ends = [0, 1, 1, 1, 1, 1, 1, 1, 2, 3, 3, 3, 3], [1, 1, 1, 1, 1, 1, 0, 1, 0, 1, 3, 3, 3]
+        for channels, lanes, warps, early, dtype in ((64, 16, 2, 1, "f32"), (64, 32, 1, 1, "f32"), (64, 8, 4, 0, "f32"), (20, 16, 1, 1, "f32"), (20, 8, 2, 1, "bf16"), (6, 4, 1, 1, "bf16"), (6, 2, 2, 0, "f32")):
+            b = Bench(dtype)
+            kept = products()
+            kept._run().tile = lambda *what, lanes=lanes, warps=warps, early=early: Lanes(lanes, 2, 1, warps, early=early)
+            both(f"{lanes} lanes of {channels} early={early} {dtype}", b, of_graph(b, 6, *ends, channels, (1, 2, 2)), kept, 0.03 if dtype == "bf16" else 2e-5)
 
 
 if __name__ == "__main__":

@@ -73,6 +73,11 @@ def test_every_plan_gives_the_same_values():
     assert len(rows) == 24 and [r["added"] for r in rows if r["name"].startswith("forces")] == [7, 7, 2]
 
 
+def test_every_arrangement_of_lanes_gives_the_same_values():
+    rows = interpreted(HERE / "generated.py", "tiles")
+    assert len(rows) == 7 and all(r["checked"] == 8 for r in rows)
+
+
 def test_the_benchmark_runs_without_a_gpu(tmp_path):
     rows = interpreted(HERE.parent.parent / "benchmarks" / "tensor_product.py", "--dry-run", "--graphs", "random,rows", "--passes", "forward",
                        FLASHCART_CACHE_DIR=str(tmp_path))

@@ -2,9 +2,9 @@
 sum of products xᵀ y over many rows, with a number and over several pairs.
 
 They are what stands around the tensor product of a potential: the weights of all edges from the last radial layer, their cotangents by its
-matrix, and that matrix's gradient. Three TF32 products make one; what a step of a loop adds up is added to the rest apart, rounded to nearest, because the
-sums inside tensor cores are cut off: over thousands of them that alone would be 5e-5 (docs/decisions/0059 has the figures). Sums over
-rows are made in parts, which a second launch adds in order.
+matrix, and that matrix's gradient. There bf16 halves make a product (`halves.py`, errors up to 7e-6 of the largest entry); elsewhere three TF32
+products do (4e-7). What a step of a loop adds up is added to the rest apart, rounded to nearest, because the sums inside tensor cores are cut off:
+over thousands of them that alone would be 5e-5 (docs/decisions/0059, 0061). Sums over rows are made in parts, which a second launch adds in order.
 """
 
 from __future__ import annotations
@@ -23,21 +23,35 @@ from sexpgpu.passes import products
 LEAST, COLUMNS = products.TALL, products.NARROW
 #: rows, inner numbers a step, warps of a product by few columns; columns, rows a step, warps of a sum over rows
 ROWS, SUMS = (128, 32, 8), (64, 64, 4)
+#: rows, inner numbers a step, warps of a product from bf16 halves: of few columns, and of a wide result
+ROWS_HALVES, WIDE_HALVES = (128, 64, 4), (64, 64, 4)
+IMPORT = "from sexpgpu.backends.cuda.halves import product, turned_product\n\n"
 
 
 def kind(node: Node) -> str | None:
-    """`rows`: all left factors are tall, and the result or they have few columns; `sums`: they are tall and transposed, and the result has few
-    rows. None: neither, or not of f32."""
+    """`rows`: all left factors are tall, and the result has few columns, or is the weights of edges from few; `sums`: they are tall and
+    transposed, and the result has few rows. None: neither, or not of f32."""
     if node.op != "matmul-sum" or node.type.dtype != "f32":
         return None
     lefts = node.inputs[::2]
     if any(x.type.rank != 2 for x in lefts):
         return None
-    if products.tall(node.type.shape, [x.type.shape[1] for x in lefts]):
+    if products.tall(node.type.shape, [x.type.shape[1] for x in lefts]) and (node.type.shape[1] <= COLUMNS or node.attrs["again"]):
         return "rows"
     if node.type.shape[0] <= COLUMNS and all(x.op == "transpose" and x.type.shape[1] >= LEAST for x in lefts):
         return "sums"
     return None
+
+
+def _halved(node: Node) -> bool:
+    """Whether bf16 halves make it: weights of edges, and what their cotangents go to. `tf32x3` elsewhere."""
+    return precise() == "tf32x3" and (node.attrs["again"] > 0 or any(_bare(x).op.startswith(products.PRODUCT) for x in node.inputs))
+
+
+def _bare(x: Node) -> Node:
+    while x.op in ("reshape", "transpose"):
+        (x,) = x.inputs
+    return x
 
 
 def _wanted() -> bool:
@@ -45,10 +59,15 @@ def _wanted() -> bool:
     return choice.SWITCH.tall and precise() != "tf32"
 
 
+def _rows_tile(node: Node) -> tuple[int, int, int]:
+    return ROWS if not _halved(node) else ROWS_HALVES if node.type.shape[1] <= COLUMNS else WIDE_HALVES
+
+
 def _splits(node: Node) -> int:
-    """Parts of the rows that programs add apart."""
+    """Parts of the rows that programs add apart: of bf16 halves twice as many run at once."""
     width, step, _ = SUMS
-    return max(1, min(cut(PROGRAMS, cut(node.type.shape[1], min(width, power(node.type.shape[1], width)))), cut(node.inputs[1].type.shape[0], step)))
+    programs = PROGRAMS * (2 if _halved(node) else 1)
+    return max(1, min(cut(programs, cut(node.type.shape[1], min(width, power(node.type.shape[1], width)))), cut(node.inputs[1].type.shape[0], step)))
 
 
 def tall_scratch(node: Node) -> int:
@@ -63,12 +82,13 @@ def tall(node: Node, operands: Sequence[torch.Tensor], out: torch.Tensor, scratc
         return False
     m, n = node.type.shape
     if what == "rows":
-        rights = [_flat(x) for x in operands[1::2]]
-        function = _rows_kernel(tuple(x.shape[1] for x in operands[::2]), n, tuple(turned for _, turned in rights), precise())
+        rights, tile = [_flat(x) for x in operands[1::2]], _rows_tile(node)
+        function = _rows_kernel(tuple(x.shape[1] for x in operands[::2]), n, tuple(turned for _, turned in rights), tile, "" if _halved(node) else precise())
         lefts = [x.contiguous() for x in operands[::2]]
-        function[(cut(m, ROWS[0]) * cut(n, COLUMNS),)](*(x for a, (b, _) in zip(lefts, rights, strict=True) for x in (a, b)), out, m, node.attrs["scale"], num_warps=ROWS[2])
+        grid = (cut(m, tile[0]) * cut(n, COLUMNS),)
+        function[grid](*(x for a, (b, _) in zip(lefts, rights, strict=True) for x in (a, b)), out, m, node.attrs["scale"], num_warps=tile[2])
         return True
-    function, finish, tiles, last = _sums_kernels(m, n, len(operands) // 2, _splits(node), node.attrs["scale"], precise())
+    function, finish, tiles, last = _sums_kernels(m, n, len(operands) // 2, _splits(node), node.attrs["scale"], "" if _halved(node) else precise())
     room = scratch.view(torch.float32)
     pairs = [x for a, b in zip(operands[::2], operands[1::2], strict=True) for x in (a.t().contiguous(), b.contiguous())]
     function[(tiles, _splits(node))](*pairs, room, pairs[0].shape[0], 1.0, num_warps=SUMS[2])
@@ -82,10 +102,12 @@ def tall_ahead(node: Node) -> list[modules.Wanted]:
     if what is None or not _wanted():
         return []
     m, n = node.type.shape
+    precision = "" if _halved(node) else precise()
     if what == "rows":
-        function = _rows_kernel(tuple(x.type.shape[1] for x in node.inputs[::2]), n, tuple(x.op == "transpose" for x in node.inputs[1::2]), precise())
-        return [(function, [f32] * (len(node.inputs) + 1) + [m, 1.0], {"num_warps": ROWS[2]})]
-    function, finish, _, _ = _sums_kernels(m, n, len(node.inputs) // 2, _splits(node), node.attrs["scale"], precise())
+        tile = _rows_tile(node)
+        function = _rows_kernel(tuple(x.type.shape[1] for x in node.inputs[::2]), n, tuple(x.op == "transpose" for x in node.inputs[1::2]), tile, precision)
+        return [(function, [f32] * (len(node.inputs) + 1) + [m, 1.0], {"num_warps": tile[2]})]
+    function, finish, _, _ = _sums_kernels(m, n, len(node.inputs) // 2, _splits(node), node.attrs["scale"], precision)
     return [(function, [f32] * (len(node.inputs) + 1) + [node.inputs[1].type.shape[0], 1.0], {"num_warps": SUMS[2]}), (finish, [f32, f32], {"num_warps": 4})]
 
 
@@ -96,10 +118,14 @@ def _flat(x: torch.Tensor) -> tuple[torch.Tensor, bool]:
     return x.t().contiguous(), True
 
 
+def _dot(left: str, right: str, precision: str) -> str:
+    return f'tl.dot({left}, {right}, input_precision="{precision}")' if precision else f"product({left}, {right})"
+
+
 @cache
-def _rows_kernel(inner: tuple[int, ...], columns: int, turned: tuple[bool, ...], precision: str) -> Any:
-    """out [rows columns] = scale Σ a [rows inner] b [inner columns]. Programs of the same rows come one after another, so that rows are read once."""
-    high, step, _ = ROWS
+def _rows_kernel(inner: tuple[int, ...], columns: int, turned: tuple[bool, ...], tile: tuple[int, int, int], precision: str) -> Any:
+    """out [rows columns] = scale Σ a [rows inner] b [inner columns]; precision: of `tl.dot`, or "" for bf16 halves. Programs of the same rows come one after another, so that rows are read once."""
+    high, step, _ = tile
     wide, across = power(columns, COLUMNS), cut(columns, COLUMNS)
     whole = columns % wide == 0
     text = [
@@ -119,10 +145,10 @@ def _rows_kernel(inner: tuple[int, ...], columns: int, turned: tuple[bool, ...],
             f"        k = first + tl.arange(0, {step})",
             f"        left = tl.load(a{i} + m * {size} + k[None, :], mask=(m < rows){ragged}, other=0.0)",
             f"        right = tl.load(b{i} + {place}{mask})",
-            f"        total += tl.dot(left, right, input_precision=\"{precision}\") * scale",
+            f"        total += {_dot('left', 'right', precision)} * scale",
         ]
     text.append(f"    tl.store(out + m * {columns} + n, total, mask=(m < rows){'' if whole else f' & (n < {columns})'})")
-    return modules.load("\n".join(text) + "\n", "tall_rows")
+    return modules.load(("" if precision else IMPORT) + "\n".join(text) + "\n", "tall_rows")
 
 
 @cache
@@ -147,12 +173,12 @@ def _sums_kernels(size: int, columns: int, count: int, splits: int, scale: float
             f"        e = (first + tl.arange(0, {step})[:, None]).to(tl.int64)",
             f"        x = tl.load(x{i} + e * {size} + k[None, :], mask=(e < stop){'' if high == size else f' & (k[None, :] < {size})'}, other=0.0)",
             f"        y = tl.load(y{i} + e * {columns} + n, mask=(e < stop) & (n < {columns}), other=0.0)",
-            f"        total += tl.dot(tl.trans(x), y, input_precision=\"{precision}\") * scale",
+            f"        total += {_dot('tl.trans(x)', 'y', precision) if precision else 'turned_product(x, y)'} * scale",
         ]
     near = f"(k[:, None] < {size}) & (n < {columns})"
     text.append(f"    tl.store(out + part * {size * columns} + k[:, None] * {columns} + n, total, mask={near})")
     finish, last = sums_kernel((size * columns,), (scale,), splits)
-    return modules.load("\n".join(text) + "\n", "tall_sums"), finish, cut(columns, wide), last
+    return modules.load(("" if precision else IMPORT) + "\n".join(text) + "\n", "tall_sums"), finish, cut(columns, wide), last
 
 
 def matmul_sum(node: Node, operands: Sequence[torch.Tensor], outs: Mapping[int, torch.Tensor], scratch: torch.Tensor) -> None:

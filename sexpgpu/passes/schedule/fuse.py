@@ -9,7 +9,7 @@ what Inductor's scheduler does (Ansel et al., "PyTorch 2", ASPLOS 2024, section 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from math import prod
 
@@ -535,11 +535,31 @@ class Fuser:
             if self._waits[unit]:
                 place[unit] = min(place[unit], max(place[g] for g in self._waits[unit]) + 1)
         rank = [place[l.node] if isinstance(l, Call) else max(place[u] for u in l.units) for l in launches]
+        for i, late in _before_readers(launches, needs, rank).items():
+            rank[i] = late
         results = set(self.results.values())
         together = [parts_of(l.node) if isinstance(l, Call) else None for l in launches]
         reads = [[b for b in l.reads if b in home and b not in results] for l in launches]
         order = in_turn(needs, reads, [[n for n in l.stores if n not in results] for l in launches], lambda node: node.type.bytes, rank, together)
         return [launches[i] for i in order]
+
+
+def _before_readers(launches: Sequence[Launch], needs: Sequence[set[int]], rank: Sequence[int]) -> dict[int, int]:
+    """Ranks of launches that make something again for each of its readers: right before the reader, when all else that this needs is there."""
+    anew = {i for i, l in enumerate(launches) if isinstance(l, Call) and l.node.op == "matmul-sum" and l.node.attrs["again"]}
+    if not anew:
+        return {}
+    when: dict[int, int] = {}  # the rank after which a launch may run
+    stack = list(range(len(launches)))
+    while stack:
+        i = stack[-1]
+        waiting = [j for j in needs[i] if j not in when]
+        if i in when or not waiting:
+            stack.pop()
+            when.setdefault(i, max([rank[i], *(when[j] for j in needs[i] - anew)]))
+        else:
+            stack += waiting
+    return {i: min(max([0, *(when[j] for j in above - anew)]) for above in needs if i in above) for i in anew}
 
 
 def original(node: Node) -> Node:

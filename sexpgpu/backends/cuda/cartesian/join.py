@@ -1,6 +1,6 @@
 """Product nodes of a graph joined: sums of products with one target become one output, and gradients of one product over the same
 cotangents share launches, where no path leads from one to another. Weights that are a matrix product which only products read go to the
-kernels as its two factors, and never reach memory."""
+kernels as its two factors, and never reach memory, where they are large."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ def join(results: Mapping[str, Node], origins: Origins | None = None) -> dict[st
     twice = {x for n in order for x in n.inputs if n.inputs.count(x) > 1}
     sums = _sums(order, readers, twice)
     groups = _groups(order, sums)
-    return _rebuilt(results, groups, _factored(order, results, config()) if choice.SWITCH.inside else {}, origins)
+    factored = {x: pair for x, pair in _factored(order, results, config()).items() if x.type.bytes > choice.SWITCH.inside}
+    return _rebuilt(results, groups, factored, origins)
 
 
 def _factored(order: list[Node], results: Mapping[str, Node], settings: Config) -> dict[Node, tuple[Node, Node]]:
