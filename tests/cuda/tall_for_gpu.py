@@ -33,8 +33,11 @@ def line(name: str, function: Any, warps: int, constants: dict[str, Any]) -> Non
 
 
 def main() -> None:
-    line("rows", tall._rows_kernel((1088,), 64, (True,), "tf32x3"), tall.ROWS[2], {})
+    line("rows", tall._rows_kernel((1088,), 64, (True,), tall.ROWS, "tf32x3"), tall.ROWS[2], {})
     line("sums", tall._sums_kernels(64, 1088, 2, 16, 1.0, "tf32x3")[0], tall.SUMS[2], {})
+    line("rows of halves", tall._rows_kernel((1088,), 64, (True,), tall.ROWS_HALVES, ""), tall.ROWS_HALVES[2], {})
+    line("weights of halves", tall._rows_kernel((64,), 1088, (False,), tall.WIDE_HALVES, ""), tall.WIDE_HALVES[2], {})
+    line("sums of halves", tall._sums_kernels(64, 1088, 2, 31, 1.0, "")[0], tall.SUMS[2], {})
     blocks = tuple((rank, 0, 64 * n, 0.1) for rank, n in enumerate((4, 6, 7, 6)))
     line("rank weights", rank_maps._weights_kernels(blocks, 64, 2, 6336, 1024, 12, "tf32x3")[0], 4, {})
     line("gathered", gathered, 4, {"STEP": 128, "WIDE": 4, "ACC": tl.float32, "LOW": False})

@@ -8,10 +8,11 @@ from harness import compare, run, tell
 from sexpgpu.backends.cuda import library, tall
 from sexpgpu.ir import Node
 from sexpgpu.ops import build, constant
+from sexpgpu.passes import products
 from sexpgpu.passes.autodiff import grad
 from sexpgpu.passes.simplify import simplify
 
-tall.LEAST, tall.COLUMNS = 32, 64  # so that small ones are tall
+tall.LEAST, tall.COLUMNS = products.TALL, products.NARROW = 32, 64  # so that small ones are tall
 tall.PROGRAMS = 3
 
 #: rows, inner numbers, columns; whether there is a second pair; the kinds of products that stand in the gradients
@@ -29,8 +30,29 @@ def leaf(name: str, shape: tuple[int, ...], bindings: dict[Node, torch.Tensor], 
     return node
 
 
+def from_halves() -> list[str]:
+    """What stands around a tensor product: weights of edges, their cotangents by the matrix, and its gradient over two pairs."""
+    failures, turn = [], {"permutation": (1, 0)}
+    for rows, inner, columns in ((133, 20, 150), (200, 64, 128)):
+        bindings: dict[Node, torch.Tensor] = {}
+        shapes = {"h": (rows, inner), "v": (rows, inner), "w": (inner, columns), "g": (rows, columns), "d": (rows, columns)}
+        h, v, w, g, d = (leaf(n, s, bindings, i) for i, (n, s) in enumerate(shapes.items()))
+        pairs = {"weights": [(h, w)], "cotangents": [(g, build("transpose", w, **turn))],
+                 "gradient": [(build("transpose", h, **turn), d), (build("transpose", v, **turn), g)]}  # fmt: skip
+        for name, made in pairs.items():
+            node = build("matmul-sum", *(x for pair in made for x in pair), scale=0.5, again=1)
+            operands = [bindings[x] if x in bindings else bindings[x.inputs[0]].t() for x in node.inputs]
+            exact = 0.5 * sum(a.double() @ b.double() for a, b in zip(operands[::2], operands[1::2], strict=True))
+            out = torch.full(node.type.shape, float("nan"))
+            mine = tall.tall(node, operands, out, torch.empty(tall.tall_scratch(node), dtype=torch.uint8))
+            off = float((out.double() - exact).abs().max() / exact.abs().max())
+            if not mine or not 1e-8 < off < 1.5e-5 :
+                failures.append(f"{name} of {rows} {inner} {columns}: off by {off:.1e}, by these kernels: {mine}")
+    return failures
+
+
 def main() -> None:
-    failures: list[str] = []
+    failures = from_halves()
     for name, (rows, inner, columns, two, kinds) in CASES.items():
         bindings: dict[Node, torch.Tensor] = {}
         h, g, w = (leaf(n, s, bindings, i) for i, (n, s) in enumerate({"h": (rows, inner), "g": (rows, inner), "w": (inner, columns)}.items()))
@@ -61,7 +83,7 @@ def main() -> None:
             off = float((value.double() - exact[key]).abs().max() / exact[key].abs().max())
             if off > 2e-6 or not torch.equal(value, again[key]):
                 failures.append(f"{name}: {key} is off by {off:.1e}, or differs between runs")
-    tell(failures, len(CASES))
+    tell(failures, len(CASES) + 2)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ pytest.importorskip("triton")
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 
+from sexpgpu.backends.cuda import choice  # noqa: E402
 from sexpgpu.backends.cuda.cartesian import lanes, source  # noqa: E402
 from sexpgpu.backends.cuda.cartesian import launch as launch_  # noqa: E402
 from sexpgpu.backends.cuda.cartesian.cache import MARK, Cache  # noqa: E402
@@ -29,6 +30,11 @@ from sexpgpu.ir import postorder  # noqa: E402
 from sexpgpu.ops import build  # noqa: E402
 from sexpgpu.ops.cartesian.algebra import paths  # noqa: E402
 from sexpgpu.ops.cartesian.product import Form  # noqa: E402
+from sexpgpu.passes import products as products_  # noqa: E402
+from sexpgpu.passes.autodiff import grad  # noqa: E402
+from sexpgpu.passes.schedule.decompose import decompose  # noqa: E402
+from sexpgpu.passes.schedule.fuse import Call, fuse  # noqa: E402
+from sexpgpu.passes.simplify import simplify  # noqa: E402
 from sexpgpu.settings import read  # noqa: E402
 
 HERE = Path(__file__).parent
@@ -131,9 +137,10 @@ def test_groups_of_the_reference():
 def test_plans():
     p = product((2, 3, 3), 64)
     assert plan(p["forward"], Config()) == [Launch("receiver", (0,), (0, 1, 2, 3), (0, 1)), Launch("receiver", (0,), (0, 1, 2, 3), (2,))]
-    assert plan(p["backward"], Config()) == [Launch("sender", (0, 1, 2), (0, 1, 2, 3))]
-    assert [x.mode for x in plan(p["backward"], Config(bwd_split="full"))] == ["sender"] * 3
-    assert [x.outputs for x in plan(p["second"], Config(dbwd_split="full"))][-2:] == [(1, 2), (3,)]
+    assert plan(p["backward"], Config()) == [Launch("sender", (0, 1, 2), (0, 1, 2, 3), firsts) for firsts in ((0, 1), (2,))]
+    assert plan(product((2, 2, 2), 64)["backward"], Config()) == [Launch("sender", (0, 1, 2), (0, 1, 2))]
+    assert [(x.mode, x.outputs) for x in plan(p["backward"], Config(bwd_split="full"))] == [("sender", (n,)) for n in range(3) for _ in range(2)]
+    assert [x.outputs for x in plan(p["second"], Config(dbwd_split="full"))][-4:] == [(1, 2), (1, 2), (3,), (3,)]
     assert [x.mode for x in plan(p["second"], Config(scatter="edge"))] == ["edge", "edge"]
     assert [x.ranks for x in plan(p["backward"], Config(bwd_budget=50, peak_aware=False), "receiver")] == [(0, 1, 2), (3,)]
     assert [x.mode for x in plan(product(edges=False, second_channels=4)["second"], Config())] == ["rows"]
@@ -146,7 +153,7 @@ def test_launches_of_rank_three_leave_room():
     """By ranks of features, so that each is read once; a product of odd channels goes by ranks of the result."""
     second = product((3, 3, 3), 64)["second"]
     assert [(x.mode, x.firsts) for x in plan(second, Config())] == [
-        ("receiver", (0, 1)), ("receiver", (2,)), ("receiver", (3,)), ("sender", (0, 1, 2)), ("sender", (3,))]
+        (mode, firsts) for mode in ("receiver", "sender") for firsts in ((0, 1), (2,), (3,))]
     for numbers in ([0], [1, 2, 3]):
         paths_of = [n for x in plan(second, Config()) if x.outputs == tuple(numbers) for n in x.paths(second.form)]
         assert sorted(paths_of) == list(range(23))
@@ -220,9 +227,34 @@ def factors(channels=8, inner=16, more=False, **changes):
     return len(found)
 
 
-def test_when_weights_are_factors():
+def test_when_weights_are_factors(monkeypatch):
+    monkeypatch.setattr(choice, "SWITCH", dataclasses.replace(choice.SWITCH, inside=0))
     assert factors() == factors(inner=64) == factors(channels=20) == 1
     assert factors(channels=7) == factors(inner=65) == factors(more=True) == factors(scatter="edge") == factors(l_max=0) == 0
+
+
+def test_weights_are_made_right_before_each_reader(monkeypatch):
+    """Unless they are large: then inside. No two launches share them, so that none lives from the forward pass to its derivatives."""
+    monkeypatch.setattr(products_, "TALL", 4)
+    leaf = lambda name, *shape, dtype="f32": build("input", name=name, dtype=dtype, shape=shape, batch=False)  # noqa: E731
+    h, m, x, y = leaf("h", 5, 16), leaf("m", 16, 4 * 64), leaf("x", 3, 4, 64), leaf("y", 5, 4)
+    out = build("tensor-product", x, y, build("matmul", h, m), leaf("s", 5, dtype="i32"), leaf("r", 5, dtype="i32"), **{"l-max": 1})
+    loss = build("sum", build("square", out))
+    results = simplify({"loss": loss} | dict(zip("xyhm", grad(loss, [x, y, h, m]), strict=True)))
+
+    def order():
+        found = products_.products(join(decompose(results)))
+        return [l.node for l in fuse(found).launches if isinstance(l, Call)]
+
+    calls = order()
+    made = [n for n in calls if n.op == "matmul-sum" and n.attrs["again"]]
+    readers = [n for n in calls if n.op.startswith("tensor-product") and set(n.inputs) & set(made)]
+    assert len(made) == 2 == len({n.attrs["again"] for n in made}) and len({n.inputs for n in readers}) == 2
+    for node in made:
+        after = calls[calls.index(node) + 1]
+        assert node in after.inputs
+    monkeypatch.setattr(choice, "SWITCH", dataclasses.replace(choice.SWITCH, inside=5 * 4 * 64 * 4 - 1))
+    assert not [n for n in order() if n.op == "matmul-sum" and n.attrs["again"]]
 
 
 # --- settings ---
@@ -343,8 +375,8 @@ def test_kept_choices(tmp_path):
     kept.keep([(kept.key(p, launch), [2, 32, 2]), (kept.key(p, "walk"), ["receiver"])])
     again = Kept(cache, "a GPU")
     assert again.tile(p, launch) == Tile(2, 32, 2) and again.walk(p) == "receiver"
-    kept.keep([(kept.key(p, launch), [4, 2, 1, 2, 168])])
-    assert Kept(cache, "a GPU").tile(p, launch) == lanes.Lanes(4, 2, 1, 2, 168)
+    kept.keep([(kept.key(p, launch), [4, 2, 1, 2, 168, 1])])
+    assert Kept(cache, "a GPU").tile(p, launch) == lanes.Lanes(4, 2, 1, 2, 168, 1)
     assert Kept(cache, "another").tile(p, launch) is None
     (tmp_path / "tune.json").write_text("[1]")
     assert Kept(cache, "a GPU").tile(p, launch) is None

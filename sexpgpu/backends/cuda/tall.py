@@ -24,7 +24,7 @@ LEAST, COLUMNS = products.TALL, products.NARROW
 #: rows, inner numbers a step, warps of a product by few columns; columns, rows a step, warps of a sum over rows
 ROWS, SUMS = (128, 32, 8), (64, 64, 4)
 #: rows, inner numbers a step, warps of a product from bf16 halves: of few columns, and of a wide result
-ROWS_HALVES, WIDE_HALVES = (128, 64, 4), (64, 64, 4)
+ROWS_HALVES, WIDE_HALVES = (128, 32, 4), (64, 64, 4)
 IMPORT = "from sexpgpu.backends.cuda.halves import product, turned_product\n\n"
 
 
