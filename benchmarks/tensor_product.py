@@ -24,7 +24,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,8 @@ import numpy as np
 import torch
 from no_gpu import Counted
 
-from sexpgpu.backends.cuda import choice, tall
+from sexpgpu.backends.cuda import tall
+from sexpgpu.backends.cuda.cartesian import join
 from sexpgpu.backends.cuda.cartesian.config import config
 from sexpgpu.backends.cuda.cartesian.launch import TORCH, Edges, Runner, runner
 from sexpgpu.backends.cuda.cartesian.plan import Launch, plan
@@ -175,7 +176,7 @@ Side = Callable[[], list[torch.Tensor]]
 
 def launched(case: Case) -> dict[str, Product]:
     """The products of the three passes; of weights that are a product themselves where that is made inside."""
-    return passes(case.form, case.shared, case.edges, case.dtype, 0 if choice.SWITCH.inside else case.inner)
+    return passes(case.form, case.shared, case.edges, case.dtype, 0 if join.INSIDE else case.inner)
 
 
 def ours(data: Data, run: Runner) -> dict[str, Side]:
@@ -202,7 +203,7 @@ def operands_of(data: Data, run: Runner) -> list[Any]:
         return [*data.operands, *data.tangents]
     a, b, hidden, matrix, c = data.operands
     va, vb, vh = data.tangents
-    if choice.SWITCH.inside:
+    if join.INSIDE:
         return [a, b, hidden @ matrix, c, va, vb, vh @ matrix]
     packed = run.packed_matrix(matrix, len(data.case.form.paths))
     return [a, b, (run.packed_rows(hidden), packed), c, va, vb, (run.packed_rows(vh), packed)]
@@ -215,7 +216,7 @@ def _of_factors(data: Data, run: Runner, made: dict[str, Product], edges: Edges 
     count = len(data.case.form.paths)
 
     def weights(rows: torch.Tensor) -> Any:
-        return (run.packed_rows(rows), run.packed_matrix(matrix, count)) if not choice.SWITCH.inside else product_of((rows, matrix))
+        return (run.packed_rows(rows), run.packed_matrix(matrix, count)) if not join.INSIDE else product_of((rows, matrix))
 
     def forward() -> tuple[list[torch.Tensor], Any]:
         w = weights(hidden)
@@ -745,7 +746,8 @@ def say_plan(chosen: list[Case], given: argparse.Namespace) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     given = chosen(arguments)
-    choice.SWITCH = replace(choice.SWITCH, inside=0 if given.inside else choice.SWITCH.inside)
+    if given.inside:
+        join.INSIDE = 0
     device = "cpu" if given.dry_run else "cuda"
     torch.backends.cuda.matmul.allow_tf32 = False
     number, parts = map(int, given.part.split("/"))

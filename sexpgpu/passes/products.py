@@ -46,7 +46,7 @@ def products(results: Mapping[str, Node], origins: Origins | None = None) -> dic
     roots = _roots(order, set(results.values()), bare)
     rewritten: dict[Node, Node] = {}
     weights = _weights(order, roots, set(results.values()))
-    roots = {n: root for n, root in roots.items() if n in weights or len(root.pairs) > 1 or root.scale != 1.0 or any(_scaled(x, bare)[1] != 1.0 for x in root.pairs[0])}
+    roots = {n: root for n, root in roots.items() if n in weights or _of_edges(root) or len(root.pairs) > 1 or root.scale != 1.0 or any(_scaled(x, bare)[1] != 1.0 for x in root.pairs[0])}
     readings: dict[tuple[Node, ...], int] = {}  # the operands of a launch -> which reading of weights it is
 
     def rule(node: Node, inputs: tuple[Node, ...]) -> Node:
@@ -109,6 +109,15 @@ def _weights(order: list[Node], roots: Mapping[Node, _Root], results: set[Node])
     return found
 
 
+def _of_edges(root: _Root) -> bool:
+    """Whether it is a sum over edges, of cotangents of their weights: each of two is made as soon as it can be, so that the first's cotangents, as large as
+    all weights, do not wait for the second's."""
+    (left, right), *_ = root.pairs
+    while right.op in ("reshape", "transpose"):
+        (right,) = right.inputs
+    return right.op.startswith(PRODUCT) and left.type.shape[1] >= TALL
+
+
 def _own(node: Node, parts: Mapping[Node, _Root], bare: set[Node]) -> _Root | None:
     if node.op == "matmul" and node.type.dtype == "f32" and all(x.type.rank == 2 for x in node.inputs):
         return _Root(1.0, ((node.inputs[0], node.inputs[1]),))
@@ -117,6 +126,8 @@ def _own(node: Node, parts: Mapping[Node, _Root], bare: set[Node]) -> _Root | No
         return root._replace(scale=root.scale * value) if value is not None and part.type.shape == node.type.shape else None
     if node.op == "+" and len(parts) == 2:
         first, second = (parts[x] for x in node.inputs)
+        if _of_edges(first) and _of_edges(second):
+            return None
         factors = {root.scale * _scaled(a, bare)[1] * _scaled(b, bare)[1] for root in (first, second) for a, b in root.pairs}
         if len(factors) == 1 and first.scale == second.scale:
             return _Root(first.scale, first.pairs + second.pairs)

@@ -14,7 +14,7 @@ import torch
 from oracle import Bench, close, derivatives, dot, oracle
 from test_cartesian_oracle import ORACLE, VARIANTS, index, variant
 
-from sexpgpu.backends.cuda import choice
+from sexpgpu.backends.cuda.cartesian import join as join_
 from sexpgpu.backends.cuda.cartesian import launch, plan
 from sexpgpu.backends.cuda.cartesian.config import Config
 from sexpgpu.backends.cuda.cartesian.join import join
@@ -241,7 +241,7 @@ def main(what):
         assert all(np.array_equal(one[k], two[k]) for k in one)
         print(json.dumps({"name": "twice", "equal": True}), flush=True)
     elif what == "factors":
-        choice.SWITCH = dataclasses.replace(choice.SWITCH, inside=0)
+        join_.INSIDE = 0
         for channels, inner in ((8, 16), (20, 24), (64, 64)):
             b = Bench("f32")
             results = of_factors(b, 5, rng.integers(0, 5, 23), rng.integers(0, 5, 23), channels, inner)

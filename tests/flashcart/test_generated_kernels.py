@@ -14,7 +14,7 @@ pytest.importorskip("triton")
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 
-from sexpgpu.backends.cuda import choice  # noqa: E402
+from sexpgpu.backends.cuda.cartesian import join as join_  # noqa: E402
 from sexpgpu.backends.cuda.cartesian import lanes, source  # noqa: E402
 from sexpgpu.backends.cuda.cartesian import launch as launch_  # noqa: E402
 from sexpgpu.backends.cuda.cartesian.cache import MARK, Cache  # noqa: E402
@@ -228,7 +228,7 @@ def factors(channels=8, inner=16, more=False, **changes):
 
 
 def test_when_weights_are_factors(monkeypatch):
-    monkeypatch.setattr(choice, "SWITCH", dataclasses.replace(choice.SWITCH, inside=0))
+    monkeypatch.setattr(join_, "INSIDE", 0)
     assert factors() == factors(inner=64) == factors(channels=20) == 1
     assert factors(channels=7) == factors(inner=65) == factors(more=True) == factors(scatter="edge") == factors(l_max=0) == 0
 
@@ -253,8 +253,30 @@ def test_weights_are_made_right_before_each_reader(monkeypatch):
     for node in made:
         after = calls[calls.index(node) + 1]
         assert node in after.inputs
-    monkeypatch.setattr(choice, "SWITCH", dataclasses.replace(choice.SWITCH, inside=5 * 4 * 64 * 4 - 1))
+    monkeypatch.setattr(join_, "INSIDE", 5 * 4 * 64 * 4 - 1)
     assert not [n for n in order() if n.op == "matmul-sum" and n.attrs["again"]]
+
+
+def test_gradients_by_attributes_stay_with_their_layer(monkeypatch):
+    """Two layers over the same edges: each layer's gradient makes its part of theirs, and nobody walks the edges again for the sum. And the gradient of a
+    radial matrix through two cotangents is two sums over edges, each as soon as it can be made."""
+    monkeypatch.setattr(products_, "TALL", 4)
+    leaf = lambda name, *shape, dtype="f32": build("input", name=name, dtype=dtype, shape=shape, batch=False)  # noqa: E731
+    y, h, m, ends = leaf("y", 5, 4), leaf("h", 5, 16), leaf("m", 16, 4 * 64), (leaf("s", 5, dtype="i32"), leaf("r", 5, dtype="i32"))
+    weights = build("matmul", h, m)
+    loss = None
+    for name in "ab":
+        out = build("tensor-product", leaf(f"x{name}", 3, 4, 64), y, build("*", weights, leaf(f"k{name}", 5, 4 * 64)), *ends, **{"l-max": 1})
+        energy = build("sum", build("square", out))
+        loss = energy if loss is None else build("+", loss, energy)
+    found = join(decompose(simplify(dict(zip("yhm", grad(loss, [y, h, m]), strict=True)))))
+    nodes = postorder(found.values())
+    made = {n.inputs: [o[0] for o in n.attrs["outputs"]] for n in nodes if n.op == "tensor-product-joint"}
+    assert sorted(map(sorted, made.values())) == [["b", "weights"]] * 2
+    apart = leaf("h2", 5, 16)
+    by_m = [build("matmul", build("transpose", x, permutation=(1, 0)), g) for x, g in zip((h, apart), (n for n in nodes if n.op == "tensor-product-joint" and n.type.shape == (5, 4 * 64)), strict=True)]
+    sums = products_.products({"m": build("+", *by_m)})
+    assert sums["m"].op == "+" and [x.op for x in sums["m"].inputs] == ["matmul-sum"] * 2
 
 
 # --- settings ---

@@ -10,7 +10,6 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
-from sexpgpu.backends.cuda import choice
 from sexpgpu.backends.cuda.cartesian.config import Config, config
 from sexpgpu.backends.cuda.cartesian.lanes import suits
 from sexpgpu.backends.cuda.cartesian.product import of_node
@@ -19,6 +18,7 @@ from sexpgpu.ops import build, constant
 from sexpgpu.ops.cartesian.product import SLOTS
 
 INNER = 64  # columns of hidden rows whose fragments a thread has registers for
+INSIDE = 4 << 30  # bytes of weights of edges, that are a product of two factors, beyond which they are made inside the tensor product
 PRODUCTS = ("tensor-product", "tensor-product-grad")
 
 
@@ -51,7 +51,7 @@ def join(results: Mapping[str, Node], origins: Origins | None = None) -> dict[st
     twice = {x for n in order for x in n.inputs if n.inputs.count(x) > 1}
     sums = _sums(order, readers, twice)
     groups = _groups(order, sums)
-    factored = {x: pair for x, pair in _factored(order, results, config()).items() if x.type.bytes > choice.SWITCH.inside}
+    factored = {x: pair for x, pair in _factored(order, results, config()).items() if x.type.bytes > INSIDE}
     return _rebuilt(results, groups, factored, origins)
 
 
@@ -140,11 +140,28 @@ def _sums(order: list[Node], readers: Counter[Node], twice: set[Node]) -> list[_
         for x in terms:
             if x.op in PRODUCTS and inner(x, root.type.shape):
                 by_key[_target(x), _key(x)].append(x)
-        best = max(by_key.values(), key=len, default=[])
+        best = max((group for terms_of in by_key.values() for group in _akin(terms_of)), key=len, default=[])
         if len(best) > 1:
             found.append(_Sum(root, best, [x for x in terms if x not in best]))
             taken |= set(best)
     return found + [_Sum(n, [n]) for n in order if n.op in PRODUCTS and n not in taken]
+
+
+def _akin(terms: list[Node]) -> list[list[Node]]:
+    """Products in groups that share features, weights or cotangents, directly or by way of others. Those of two layers, which share an edge's attributes alone,
+    would walk the edges once more for their sum, where each is one more output of its own layer's gradient."""
+    found: list[tuple[set[tuple[str, Node]], list[Node]]] = []
+    for term in terms:
+        own = {(slot, x) for slot, x in _filled(term).items() if slot != "b"}
+        members = [term]
+        apart = []
+        for known, group in found:
+            if known & own:
+                own, members = own | known, group + members
+            else:
+                apart.append((known, group))
+        found = [*apart, (own, members)]
+    return [group for _, group in found]
 
 
 def _groups(order: list[Node], sums: list[_Sum]) -> list[_Group]:
