@@ -21,6 +21,7 @@ from unittest.mock import patch
 
 os.environ["TESTED_DEVICE"] = "cuda"  # no interpreter
 os.environ.pop("TRITON_INTERPRET", None)
+os.environ["TRITON_ALWAYS_COMPILE"] = "1"  # what Triton finds in its cache, of another test, it does not check
 
 from harness import tell  # first: it chooses the interpreter
 
