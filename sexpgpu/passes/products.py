@@ -5,8 +5,7 @@ A library multiplies its sums by a number and adds them to what is there for not
 memory each. Runs on decomposed graphs, f32 products only: a rounded one would be rounded elsewhere.
 
 Weights of a tensor product that are a product themselves, of many edges by a small inner size, are a `matmul-sum` for which a device has
-kernels, and one for each launch that reads them: to make them again takes less than half as long as the launch, and they need not live between the forward
-pass and its derivatives.
+kernels, and one for each launch that reads them, so that they need not live between the forward pass and its derivatives.
 """
 
 from __future__ import annotations

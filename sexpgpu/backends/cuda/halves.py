@@ -33,24 +33,23 @@ else:
 
 
 @triton.jit
-def product(x, y):
-    """x y of f32 tiles [m k] and [k n]."""
-    xh = _high(x)
-    xl = _low(x, xh)
-    yh = _high(y)
-    yl = _low(y, yh)
+def _added(xh, xl, yh, yl):
     some = tl.dot(xl, yh)
     some = tl.dot(xh, yl, some)
     return tl.dot(xh, yh, some)
 
 
 @triton.jit
-def turned_product(x, y):
-    """xᵀ y of f32 tiles [k m] and [k n]."""
+def product(x, y):
+    """x y of f32 tiles [m k] and [k n]."""
     xh = _high(x)
-    xl = _low(x, xh)
     yh = _high(y)
-    yl = _low(y, yh)
-    some = tl.dot(tl.trans(xl), yh)
-    some = tl.dot(tl.trans(xh), yl, some)
-    return tl.dot(tl.trans(xh), yh, some)
+    return _added(xh, _low(x, xh), yh, _low(y, yh))
+
+
+@triton.jit
+def turned_product(x, y):
+    """xᵀ y of f32 tiles [k m] and [k n]; halved before they are turned."""
+    xh = _high(x)
+    yh = _high(y)
+    return _added(tl.trans(xh), tl.trans(_low(x, xh)), yh, _low(y, yh))
