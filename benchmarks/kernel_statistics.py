@@ -144,7 +144,7 @@ def by_hand() -> Iterator[tuple[str, ASTSource, dict[str, Any]]]:
 
     yield "clock start", source(clock.start, {"at": "*i64"}, {}), {"num_warps": 4}
     yield "clock stop", source(clock.stop, {"at": "*i64", "out": "*fp32"}, {}), {"num_warps": 4}
-    yield "finish", source(hand.finish, {"table": "*i64"}, {"PARTS": 32, "WIDE": 128}), {"num_warps": 4}
+    yield "finish", source(hand.finish, {"table": "*i64"}, {"PARTS": 128, "WIDE": 32}), {"num_warps": 4}
     low = {"logits": "*bf16", "labels": "*i32", "ct": "*fp32", "losses": "*fp32"}
     for wide, warps in ((8192, 16), (4096, 8)):
         constants = {"CLASSES": 50304, "WIDE": wide, "LOW": True, "GRAD": True, "STAGES": 3}

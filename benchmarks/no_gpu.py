@@ -182,6 +182,7 @@ def calls(bounds: Sequence[Any]) -> list[Callable[[], Any]]:
     """A call for each kernel of bound graphs: those that are emitted, those by hand, and of each launch of a tensor product."""
     from sexpgpu.backends.cuda import library, modules
     from sexpgpu.backends.cuda.cartesian.launch import runner
+    from sexpgpu.backends.cuda.cartesian.plan import plan
     from sexpgpu.backends.cuda.cartesian.product import of_node
 
     found: list[Callable[[], Any]] = []
@@ -197,11 +198,11 @@ def calls(bounds: Sequence[Any]) -> list[Callable[[], Any]]:
             node = getattr(launch, "node", None)
             if node is not None and node.op in library.AHEAD:
                 wanted += library.AHEAD[node.op](node)
-            elif node is not None and node.op.startswith("tensor-product"):
-                products[of_node(node)[0]] = None
+            if node is not None and node.op.startswith("tensor-product"):
+                products[of_node(node)[0], node.op.endswith("parts")] = None
         found += [partial(function.warmup, *arguments, grid=(1,), **options) for function, arguments, options in wanted]
     run = runner(False, "NVIDIA H200")
-    return [partial(_launched, run, product, launch) for product in products if run.takes(product) for launch in run.plan(product)] + found
+    return [partial(_launched, run, product, launch, onto) for product, onto in products if run.takes(product) for launch in (plan(product, run.config) if onto else run.plan(product))] + found
 
 
 def _type(what: str, *parts: Any) -> torch.dtype:
@@ -214,9 +215,10 @@ def _type(what: str, *parts: Any) -> torch.dtype:
     return torch.int8 if dtype == "bool" else TORCH[dtype]
 
 
-def _launched(run: Any, product: Any, launch: Any) -> None:
-    """One launch of a product, on a graph of few edges."""
+def _launched(run: Any, product: Any, launch: Any, onto: bool = False) -> None:
+    """One launch of a product, on a graph of few edges, or on a part of them."""
     from sexpgpu.backends.cuda.cartesian.launch import Edges
+    from sexpgpu.backends.cuda.cartesian.sweep import Swept
 
     nodes, many = 24, 600 if product.edges else 24
     ends = torch.arange(many) % nodes
@@ -236,7 +238,11 @@ def _launched(run: Any, product: Any, launch: Any) -> None:
     part = product.only([product.outputs[n] for n in launch.outputs])
     alone = type(launch)(launch.mode, tuple(range(len(launch.outputs))), launch.ranks, launch.firsts)
     run.tiles[part, alone] = run.tile(product, launch)
-    run.run(part, operands, edges, nodes, [alone])
+    if onto:
+        piece = edges.parts(many)[0]
+        Swept(run, part, operands, piece, nodes, {}, {}).prepared(alone)()
+    else:
+        run.run(part, operands, edges, nodes, [alone])
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """`python -m sexpgpu` is the command `sexpgpu`."""
 
-from sexpgpu.cli.main import main
+from sexpgpu.cli.entry import main
 
 if __name__ == "__main__":
     main()

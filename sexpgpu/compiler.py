@@ -58,9 +58,12 @@ class Stages:
     at: Callable[[tuple[int, int, int]], Stages]  # the same of a packed batch of another capacity
 
 
-def stages(loaded: Loaded, run: Run, device: str = "cpu", ranks: int = 1) -> Stages:
-    """Traces the run at its micro-batch, one rank's, and says how each graph is made from it."""
-    traced = trace_run(loaded.ev, run, run.data.batch // (run.accumulate * ranks))
+def stages(loaded: Loaded, run: Run, device: str = "cpu", ranks: int = 1, traced: TracedRun | None = None) -> Stages:
+    """Traces the run at its micro-batch, one rank's, and says how each graph is made from it. `traced`: the run as it was traced before,
+    taken where it is of such a batch."""
+    samples = run.data.batch // (run.accumulate * ranks)
+    if traced is None or traced.run is not run or traced.samples != samples:
+        traced = trace_run(loaded.ev, run, samples)
     check_statistics(traced, graph_results(traced))
     evals = {e.name: e for e in run.evals}
 

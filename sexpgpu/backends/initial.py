@@ -16,7 +16,7 @@ from sexpgpu.ops import initial
 from sexpgpu.ops.philox import M0, M1, W0, W1
 
 DRAWN = ("normal", "uniform")  # kinds that are drawn value by value
-CHUNK = 1 << 20  # values at a time: some 150 MB of the device's memory
+CHUNK = 1 << 21  # values at a time: each chunk is some 200 launches, and takes some 200 MB of the device's memory
 LOW = 0xFFFFFFFF
 
 
@@ -40,15 +40,24 @@ def drawn(kind: str, settings: Mapping[str, Any], key: int, out: torch.Tensor) -
 
 def _philox(block: torch.Tensor, key: int) -> tuple[torch.Tensor, ...]:
     """The four words, each an int64 below 2^32, of these blocks at step 0."""
-    c0, c1 = block & LOW, block >> 32
-    c2, c3 = torch.zeros_like(block), torch.zeros_like(block)
     k0, k1 = key & LOW, key >> 32
-    for _ in range(10):
-        p0, p1 = c0 * int(M0), c2 * int(M1)  # modulo 2^64; their sign is masked away
-        c0, c2 = ((p1 >> 32) & LOW) ^ c1 ^ k0, ((p0 >> 32) & LOW) ^ c3 ^ k1
-        c1, c3 = p1 & LOW, p0 & LOW
+    low, high = (block & LOW) * int(M0), torch.zeros_like(block)  # products modulo 2^64: of c0 and of c2, which is 0 at first
+    c0, c2 = (block >> 32) ^ k0, ((low >> 32) ^ k1) & LOW
+    for _ in range(9):
         k0, k1 = (k0 + W0) & LOW, (k1 + W1) & LOW
-    return c0, c1, c2, c3
+        before, low, high = (low, high), c0 * int(M0), c2 * int(M1)
+        c0 = _word(high, before[1], k0)
+        c2 = _word(low, before[0], k1)
+    return c0, high & LOW, c2, low & LOW
+
+
+def _word(product: torch.Tensor, before: torch.Tensor, key: int) -> torch.Tensor:
+    """The upper word of a product, with the lower one of another and a key: what is above 32 bits, a sign too, is masked away."""
+    word = product >> 32
+    word ^= before
+    word ^= key
+    word &= LOW
+    return word
 
 
 def _uniforms(key: int, first: int, count: int, device: torch.device) -> torch.Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import ctypes
 import os
 import shutil
 import stat
@@ -10,6 +11,7 @@ import tempfile
 from collections.abc import MutableMapping
 from importlib import import_module
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 from sexpgpu.cli import output
@@ -67,6 +69,34 @@ def unusable(folder: Path) -> str:
         return error.strerror or type(error).__name__
 
 
+#: the driver's library, whatever the version of CUDA
+DRIVER = "libcuda.so.1"
+
+
+def wake(settings: Any, ordinal: int | None = None) -> Thread | None:
+    """Opens the GPU that the run will take on a thread of its own: the driver's start and its context take their time outside
+    Python's lock, and so go on while the program is traced and torch imported. A GPU that cannot be opened is said by `open_device`.
+    None where there is nothing to open."""
+    if settings.device != "cuda" or os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"):
+        return None
+    chosen = ordinal if ordinal is not None else settings.devices[0] if settings.devices else None
+    thread = Thread(target=_wake, args=(chosen,), name="sexpgpu-wake")  # waited for at exit: nothing is to be ended inside a driver
+    thread.start()
+    return thread
+
+
+def _wake(ordinal: int | None) -> None:
+    count, handle, context = ctypes.c_int(), ctypes.c_int(), ctypes.c_void_p()
+    try:
+        driver = ctypes.CDLL(DRIVER)
+        if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)) or (ordinal is None and count.value != 1):
+            return
+        if not driver.cuDeviceGet(ctypes.byref(handle), ordinal or 0):
+            driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), handle)  # the one that torch takes; kept as it keeps it, to the end
+    except (OSError, AttributeError):  # no driver
+        return
+
+
 def open_device(settings: Any, ordinal: int | None = None) -> Any:
     """The device that the settings ask for: None is the CPU. ordinal: of one rank's, among several. Raises E-DEV-…"""
     if settings.device != "cuda":
@@ -90,9 +120,12 @@ def check_scatter(settings: Any, stated: Any) -> None:
     output.say("not bit-exact: FLASHCART_TP_SCATTER_KERNEL=edge")
 
 
-def begin(settings: Any, deterministic: bool, stated: Any = None, ordinal: int | None = None) -> Any:
+def begin(settings: Any, deterministic: bool, stated: Any = None, ordinal: int | None = None, waking: Thread | None = None) -> Any:
     """`prepare`, with its warnings said, and the device. After it torch is imported. stated: where the file says `:deterministic true`;
-    ordinal: of one rank's device."""
+    ordinal: of one rank's device; waking: of `wake`."""
     check_scatter(settings, stated)
     output.report(prepare(os.environ, settings.device, deterministic))
+    if waking is not None:
+        import_module("torch")  # meanwhile
+        waking.join()
     return open_device(settings, ordinal)

@@ -32,6 +32,7 @@ from sexpgpu.diagnostics import (
     problem,
     suggestion,
 )
+from sexpgpu.run import collector
 from sexpgpu.settings import scrub
 
 #: name of a command -> where it is; nothing is imported until it is used
@@ -51,6 +52,8 @@ COMMANDS = {
     "plot": "sexpgpu.cli.plot:command",
     "metrics": "sexpgpu.cli.metrics:command",
 }
+#: commands whose start ends with their first step (`run.collector`); that of the others, when they are imported
+STEPS = frozenset({"run"})
 
 
 class Commands(click.Group):
@@ -63,7 +66,10 @@ class Commands(click.Group):
         if name not in COMMANDS:
             return None
         module, attribute = COMMANDS[name].split(":")
-        return getattr(import_module(module), attribute)
+        command = getattr(import_module(module), attribute)
+        if name not in STEPS:
+            collector.settle()
+        return command
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -73,7 +79,7 @@ def cli() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """The entry point: runs a command, ends the process."""
+    """Runs a command, ends the process; `entry` is what comes before."""
     for name in ("stdout", "stderr"):  # closed by the caller (`>&-`): nobody listens
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - for the process's life
@@ -87,7 +93,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 def perform(arguments: Sequence[str]) -> int:
     """Run one command line; its exit code (contracts.md, "A run")."""
-    gc.set_threshold(100_000, 20, 20)  # a compiler makes many objects that stay: by Python's own 700 a start takes a third longer
+    if gc.get_threshold() != collector.START:  # not the process's own command
+        gc.set_threshold(*collector.STEADY)
     output.as_json(arguments)
     try:
         result = cli.main(list(arguments), prog_name="sexpgpu", standalone_mode=False)

@@ -47,6 +47,7 @@ STAGES = {
     "deadlines": "sexpgpu.run.ranks.judge:deadlines",
     "job": "sexpgpu.run.ranks.supervisor:Job",
     "supervise": "sexpgpu.run.ranks.supervisor:supervise",
+    "settle": "sexpgpu.run.collector:settle",
     "facts": "sexpgpu.run.ranks.team:facts_of",
     "join": "sexpgpu.run.ranks.team:join",
     "texts": "sexpgpu.run.ranks.team:text_facts",
@@ -143,6 +144,8 @@ def _compile_and_execute(arguments: Arguments, signals: Any, status: Any) -> int
     settings, compiler = arguments.settings, stage("compiler")
     if arguments.member is not None:
         arguments.member.phase("compiling")
+    place = None if arguments.member is None else arguments.member.place.device
+    waking = device.wake(settings, place)
     loaded = compiler.load(
         arguments.file,
         selection(settings, arguments.variant, arguments.sets, arguments.steps, arguments.eval_every),
@@ -161,7 +164,7 @@ def _compile_and_execute(arguments: Arguments, signals: Any, status: Any) -> int
     member, ranks = arguments.member, arguments.ranks
     known = None if member is not None and member.place.rank else stored(settings, loaded.experiment.file, run.name)
     count = threads.prepare(os.environ, operations // ranks, known, 1 if member is None else member.place.each)
-    opened = device.begin(settings, run.deterministic, run.deterministic_at, None if member is None else member.place.device)
+    opened = device.begin(settings, run.deterministic, run.deterministic_at, place, waking)
     if member is None or not member.place.rank:
         check_memory(loaded, run, settings, count, ranks)
     planned = plan(loaded, run, traced, count, settings, arguments.sets, opened)
@@ -249,7 +252,7 @@ def plan(loaded: Any, run: Any, traced: Any, count: int, settings: Settings, set
 
     def build() -> Any:
         more = {} if opened is None else at_device(settings, opened)
-        program = compiler.program(compiler.stages(loaded, run, settings.device), settings.device, count, **more)
+        program = compiler.program(compiler.stages(loaded, run, settings.device, traced=traced), settings.device, count, **more)
         show_kernels(program, settings)
         return program
 
@@ -357,6 +360,7 @@ def command(
         limits = stage("deadlines")(deadlines)
         layout = stage("layout")(settings, os.environ)
         if layout is not None:
+            stage("settle")()  # its steps are made elsewhere
             words = ["run", *click.get_current_context().meta["words"]]
             return stage("supervise")(layout, stage("job")(words, None if dry_run else settings.status, limits), output.say)
     elif place.rank:

@@ -46,7 +46,7 @@ def _identity(value: Any) -> Any:
 def intern(op: str, inputs: Iterable[Node], attrs: dict[str, Any], type: TensorType) -> Node:  # noqa: A002
     """The node of these parts. Most callers want `sexpgpu.ops.build`, which infers the type."""
     inputs = tuple(inputs)
-    key = (op, inputs, tuple((k, _identity(attrs[k])) for k in sorted(attrs)), type)
+    key = (op, inputs, tuple([(k, _identity(attrs[k])) for k in sorted(attrs)]) if attrs else (), type)
     node = _INTERNED.get(key)
     if node is None:
         node = Node()
@@ -113,6 +113,18 @@ class Origins:
         with recording(record):
             yield
 
+    @contextmanager
+    def following(self) -> Iterator[list[Origin]]:
+        """As `at`, for many origins one after the other: that of the moment is the list's one element, which the caller sets."""
+        now = [Origin()]
+
+        def record(node: Node) -> None:
+            if node not in self.table:
+                self.table[node] = now[0]
+
+        with recording(record):
+            yield now
+
 
 @dataclass(frozen=True)
 class Graph:
@@ -126,14 +138,18 @@ def postorder(roots: Iterable[Node]) -> list[Node]:
     """Every node reachable from `roots`, operands before users, in a stable order. A loop: graphs are deep."""
     order: list[Node] = []
     seen: set[Node] = set()
+    stack: list[Node | None] = []
     for root in roots:
-        stack = [(root, False)]
+        stack.append(root)
         while stack:
-            node, expanded = stack.pop()
-            if expanded:
-                order.append(node)
+            node = stack.pop()
+            if node is None:  # what is under it is done: a node whose operands are in the order
+                order.append(stack.pop())  # type: ignore[arg-type]
             elif node not in seen:
                 seen.add(node)
-                stack.append((node, True))
-                stack.extend((i, False) for i in reversed(node.inputs) if i not in seen)
+                if node.inputs:
+                    stack += (node, None)
+                    stack += [i for i in reversed(node.inputs) if i not in seen]
+                else:
+                    order.append(node)
     return order

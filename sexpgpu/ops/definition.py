@@ -127,7 +127,7 @@ def build(name: str, /, *inputs: Node, **attrs: Any) -> Node:
     assert attrs.keys() <= full.keys(), f"{name}: unknown attributes {set(attrs) - set(full)}"
     if op.canonical is not None:
         inputs, full = op.canonical(inputs, full)
-    return intern(name, inputs, full, op.infer(tuple(i.type for i in inputs), full))
+    return intern(name, inputs, full, op.infer(tuple([i.type for i in inputs]), full))
 
 
 def constant(value: float, dtype: str) -> Node:

@@ -112,8 +112,8 @@ def _of_edges(root: _Root) -> bool:
     """Whether it is a sum over edges, of cotangents of their weights: each of two is made as soon as it can be, so that the first's cotangents, as large as
     all weights, do not wait for the second's."""
     (left, right), *_ = root.pairs
-    while right.op in ("reshape", "transpose"):
-        (right,) = right.inputs
+    while right.op in ("reshape", "transpose", "*") and (right.op != "*" or factor(right)[0] is not right):
+        right = factor(right)[0] if right.op == "*" else right.inputs[0]
     return right.op.startswith(PRODUCT) and left.type.shape[1] >= TALL
 
 

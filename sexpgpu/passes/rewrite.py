@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from sexpgpu.ir import Node, Origins, postorder
+from sexpgpu.ir import Node, Origins, intern, postorder
 from sexpgpu.ops import build, table
 
 #: fn(node, operands) -> its replacement over the already rewritten operands, or None to keep the op
@@ -13,23 +13,30 @@ Rule = Callable[[Node, tuple[Node, ...]], Node | None]
 
 def rebuild(node: Node, inputs: tuple[Node, ...]) -> Node:
     """The node's op over other operands, its type inferred anew; the node itself if they are its own."""
-    return node if inputs == node.inputs else build(node.op, *inputs, **node.attrs)
+    if inputs == node.inputs:
+        return node
+    if table()[node.op].canonical is None and all(new.type == old.type for new, old in zip(inputs, node.inputs, strict=True)):
+        return intern(node.op, inputs, node.attrs, node.type)  # what `build` would give, which infers a type from types and attributes
+    return build(node.op, *inputs, **node.attrs)
 
 
 def rewrite(results: Mapping[str, Node], fn: Rule, origins: Origins | None = None) -> dict[str, Node]:
     """`results` with `fn` applied bottom up. A replacement inherits the origins of what it replaces."""
     done: dict[Node, Node] = {}
-    for node in postorder(results.values()):
-        inputs = tuple([done[i] for i in node.inputs])
-        if origins is None:
+    order = postorder(results.values())
+    if origins is None:
+        for node in order:
+            inputs = tuple([done[i] for i in node.inputs])
             done[node] = fn(node, inputs) or rebuild(node, inputs)
-            continue
-        origin = origins.of(node)
-        with origins.at(origin):
+        return {name: done[node] for name, node in results.items()}
+    with origins.following() as now:
+        for node in order:
+            inputs = tuple([done[i] for i in node.inputs])
+            now[0] = origin = origins.of(node)
             new = fn(node, inputs) or rebuild(node, inputs)
-        if new is not node and node in origins.table:
-            origins.add(new, origin)
-        done[node] = new
+            if new is not node and node in origins.table:
+                origins.add(new, origin)
+            done[node] = new
     return {name: done[node] for name, node in results.items()}
 
 

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from sexpgpu.diagnostics import SexpError, note_warning, problem
 from sexpgpu.experiment.model import Eval, Run
 from sexpgpu.run.checkpoints.writer import Outcome
+from sexpgpu.run.collector import settle
 from sexpgpu.run.data.feed import Feed
 from sexpgpu.run.events import EvalDone, Event, Finished, NotFinite, PhaseChanged, StepDone, Stopped, Warned
 from sexpgpu.run.flights import Flights
@@ -161,6 +162,7 @@ def _loop(program: Program, run: Run, feeds: Feeds, step: int, stop_step: int, c
                 raise flights.trouble
             break
         for made in flights.collect():
+            settle()
             if not made.result.finite:
                 flights.drop()
                 if made.result.fell == "index":

@@ -21,8 +21,11 @@ from sexpgpu.backends.cuda.cartesian.join import join
 from sexpgpu.backends.cuda.cartesian.lanes import Lanes
 from sexpgpu.backends.cuda.cartesian.launch import Products, Runner
 from sexpgpu.ir import postorder
-from sexpgpu.ops import build, table
+from sexpgpu.ops import build, constant, table
+from sexpgpu.passes import products as products_
 from sexpgpu.passes.autodiff import grad
+from sexpgpu.passes.schedule.decompose import decompose
+from sexpgpu.passes.schedule.fuse import parts_of
 from sexpgpu.passes.simplify import simplify
 
 FOLDER = Path(tempfile.mkdtemp())
@@ -58,6 +61,35 @@ def evaluate(results, bindings, kept):
     assert not kept.left, "an output of a joint launch that nobody took"
     kept.forget()
     return {name: values[node].double().numpy() for name, node in lowered.items()}, ops
+
+
+def in_parts(results, b, kept, size):
+    """As `evaluate`, products over edges in parts of `size`, with what stands before and behind them: (results, the nodes in parts by their operands)."""
+    from sexpgpu.backends.cuda.cartesian import parts, sweep
+
+    parts.EDGES = parts.ALIGNED = size
+    lowered = parts.in_parts(products_.products(join(decompose(simplify(results)))))
+    values, members = dict(b.bindings), {}
+    order = postorder(lowered.values())
+    for node in order:
+        if node.op == "tensor-product-parts":
+            members.setdefault(parts_of(node), []).append(node)
+    for node in order:
+        operands = [values[x] for x in node.inputs] if node not in values else []
+        if node in values:
+            continue
+        if node.op == "tensor-product-parts":
+            own = members[parts_of(node)]
+            outs = {n.attrs["of"]: torch.full(n.type.shape, float("nan")) for n in own}
+            room = torch.full((max(1, sweep.scratch(node) // 4),), float("nan")).view(torch.uint8)
+            sweep.run(kept._run(), node, operands, outs, room, kept.edges_of(node, operands))
+            values |= {n: outs[n.attrs["of"]] for n in own}
+        elif node.op.startswith("tensor-product"):
+            values[node] = kept.call(node, operands)
+        else:
+            values[node] = table()[node.op].reference(torch, node, operands)
+    kept.forget()
+    return {name: values[node].double().numpy() for name, node in lowered.items()}, members
 
 
 def both(name, b, results, kept, tolerance):
@@ -131,6 +163,20 @@ def of_factors(b, nodes, senders, receivers, channels, inner, ranks=(1, 1, 1), s
     tangents = [b.leaf("v" + k, rng.standard_normal(s) / (inner**0.5 if k == "m" else 1)) for k, s in shape.items()]
     first, second = derivatives(out, list(leaf.values()), c, tangents)
     return {"out": out} | {str(i): g for i, g in enumerate(first + second)}
+
+
+def of_training(b, nodes, senders, receivers, channels, inner, seed=0):
+    """A loss over an energy's gradients by an edge's attributes and hidden rows, and its own gradients: as a potential is trained on forces."""
+    rng = np.random.default_rng(seed)
+    edges = len(senders)
+    shape = {"x": (nodes, 4, channels), "y": (edges, 4), "h": (edges, inner), "m": (inner, 4 * channels)}
+    leaf = {k: b.leaf(k, rng.standard_normal(s) / (inner**0.5 if k == "m" else 1)) for k, s in shape.items()}
+    ends = b.leaf("senders", np.asarray(senders, np.int32), "i32"), b.leaf("receivers", np.asarray(receivers, np.int32), "i32")
+    weights = build("*", build("matmul", leaf["h"], leaf["m"]), constant(0.3, "f32"))
+    out = build("tensor-product", leaf["x"], leaf["y"], weights, *ends, **{"l-max": 1})
+    first = grad(dot(out, out), [leaf["y"], leaf["h"]])
+    loss = build("+", *(dot(g, g) for g in first))
+    return {"loss": loss, "first": first[0], "hidden": first[1]} | {k: g for k, g in zip(leaf, grad(loss, list(leaf.values())), strict=True)}
 
 
 def factored(results):
@@ -296,6 +342,19 @@ def main(what):
             b = Bench("f32")  # an even number of channels: thread by thread
             results = of_graph(b, 4, rng.integers(0, 4, 11), rng.integers(0, 4, 11), 4, (2, 1, 2) if name == "slots" else (1, 1, 1))
             both(f"{name} even", b, results, products(dataclasses.replace(BASE, **changes), walk), 2e-5)
+    elif what == "parts":
+        products_.TALL = 4
+        for channels, nodes, edges, size, changes in ((64, 4, 8, 3, {}), (36, 9, 6, 4, {"slots": 2, "bwd_split": "full", "dbwd_split": "full"})):
+            b = Bench("f32")  # of random ends: a node has edges in some parts, in all, or none
+            results = of_training(b, nodes, rng.integers(0, nodes, edges), rng.integers(0, nodes, edges), channels, 16)
+            got, members = in_parts(results, b, products(dataclasses.replace(BASE, **changes)), size)
+            again, _ = in_parts(results, b, products(dataclasses.replace(BASE, **changes)), size)
+            assert all(np.array_equal(got[k], again[k]) for k in got)
+            expected = b.run(**results)
+            worst = max(float(np.max(np.abs(got[k] - v)) / max(1.0, np.max(np.abs(v)))) for k, v in expected.items())
+            behind = [sorted(kind for _, kind, _ in n[0].attrs["after"]) for n in members.values()]
+            print(json.dumps({"name": f"parts of {size}, {channels} channels", "worst": worst, "behind": sorted(behind)}), flush=True)
+            assert worst <= 2e-5, worst
     elif what == "tiles":  # lanes for an edge, with loads a step early and without; channels that they divide, and that they do not
         ends = [0, 1, 1, 1, 1, 1, 1, 1, 2, 3, 3, 3, 3], [1, 1, 1, 1, 1, 1, 0, 1, 0, 1, 3, 3, 3]
         for channels, lanes, warps, early, dtype in ((64, 16, 2, 1, "f32"), (64, 32, 1, 1, "f32"), (64, 8, 4, 0, "f32"), (20, 16, 1, 1, "f32"), (20, 8, 2, 1, "bf16"), (6, 4, 1, 1, "bf16"), (6, 2, 2, 0, "f32")):

@@ -15,6 +15,7 @@ import torch
 
 from sexpgpu.backends.cuda import choice, library, modules
 from sexpgpu.backends.cuda.cartesian.join import join
+from sexpgpu.backends.cuda.cartesian.parts import in_parts
 from sexpgpu.backends.cuda.emit import Emitted, Emitter, choose_blocks, kernel_name
 from sexpgpu.backends.interpreter.dtypes import TORCH
 from sexpgpu.ir import DTYPES, Node, Origins
@@ -255,7 +256,7 @@ class Compiled:
 
 
 def _lowered(results: Mapping[str, Node], origins: Origins | None) -> tuple[dict[str, Node], list[Decision]]:
-    found = chains(products(rank_maps(join(decompose(results, origins), origins), origins), origins), origins)
+    found = in_parts(chains(products(rank_maps(join(decompose(results, origins), origins), origins), origins), origins), origins)
     found, decisions = epilogues(onto(found, origins), choice.SWITCH.epilogues, origins, choice.SWITCH.passes)
     return slopes(found, origins), decisions
 
@@ -313,17 +314,16 @@ class Bound:
         self.into = dict(into)
 
     def _finish(self) -> Callable[[], None]:
-        """One launch for all sums of partial results that no launch waits for."""
+        """One launch for all sums of partial results that no launch waits for. Blocks are narrow, so that two sums of 1,024 columns are 64
+        programs with 128 partial sums on their way at once; what is added in which order depends on nothing else that is summed."""
         finish = modules.by_hand("finish")
-        wide = 128
+        high, wide = (128, 32) if self.device.type == "cuda" else (256, 128)
         rows = []
         for vector, parts in self._owed:
             count, elements = parts.shape
             for start in range(0, elements, wide):
                 rows.append([parts.data_ptr(), count, elements, start, vector.data_ptr(), 0])
         table = torch.tensor(rows, dtype=torch.int64, device=self.device)
-        high = 32 if self.device.type == "cuda" else 256
-
         self._wanted.append((finish, (table, high, wide), {"num_warps": 4}))
 
         def run() -> None:

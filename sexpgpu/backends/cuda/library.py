@@ -14,6 +14,7 @@ import torch
 from sexpgpu.backends.cuda import choice, modules
 from sexpgpu.backends.cuda.attention import backward as gradients
 from sexpgpu.backends.cuda.attention import fits, partial_sums
+from sexpgpu.backends.cuda.cartesian import sweep
 from sexpgpu.backends.cuda.cartesian.launch import Products, on_device
 from sexpgpu.backends.cuda.chains import chain_ahead, chain_scratch, row_chain
 from sexpgpu.backends.cuda.cublaslt import TYPES, Product
@@ -412,13 +413,13 @@ OUT: dict[str, Callable[..., None]] = {
 JOINT: dict[str, Callable[..., None]] = {"rank-weights": rank_weights, "row-chain": row_chain, "matmul-sum": matmul_sum, "matmul-gelu": matmul_gelu, "matmul-rows": matmul_rows, "linear-cross-entropy": heads, "linear-cross-entropy-grad": heads}
 
 #: op of `JOINT` -> bytes that its function takes beside its outputs, as a last argument
-SCRATCH: dict[str, Callable[[Node], int]] = {"rank-weights": weights_scratch, "row-chain": chain_scratch, "matmul-sum": tall_scratch, "linear-cross-entropy": heads_scratch, "linear-cross-entropy-grad": heads_scratch}
+SCRATCH: dict[str, Callable[[Node], int]] = {"rank-weights": weights_scratch, "row-chain": chain_scratch, "matmul-sum": tall_scratch, "tensor-product-parts": sweep.scratch, "linear-cross-entropy": heads_scratch, "linear-cross-entropy-grad": heads_scratch}
 
 #: op -> what it launches, to be compiled before anything runs
-AHEAD: dict[str, Callable[[Node], list[modules.Wanted]]] = {"rank-map": map_ahead, "rank-weights": weights_ahead, "row-chain": chain_ahead, "matmul-sum": tall_ahead, "linear-cross-entropy": heads_ahead, "linear-cross-entropy-grad": heads_ahead}
+AHEAD: dict[str, Callable[[Node], list[modules.Wanted]]] = {"rank-map": map_ahead, "rank-weights": weights_ahead, "row-chain": chain_ahead, "matmul-sum": tall_ahead, "tensor-product-parts": sweep.ahead, "linear-cross-entropy": heads_ahead, "linear-cross-entropy-grad": heads_ahead}
 
 #: ops that, as those of `JOINT`, write into given tensors, but by what their library left before (`Library.put`)
-PUT = frozenset({"attend-grad-packed"})
+PUT = frozenset({"attend-grad-packed", "tensor-product-parts"})
 
 
 class Library:
@@ -436,14 +437,17 @@ class Library:
             "scatter-add": self.products.added,
         }
 
-    def put(self, node: Node, operands: list[Any], outs: Mapping[int, torch.Tensor], parts: Sequence[torch.Tensor] = ()) -> None:
-        """The values of an op of `PUT`, into `outs`, number of a result -> tensor; that which has `partials`, into these."""
+    def put(self, node: Node, operands: list[Any], outs: Mapping[int, torch.Tensor], more: Any = ()) -> None:
+        """The values of an op of `PUT`, into `outs`, number of a result -> tensor. more: of an op of `SCRATCH` its bytes; else partial sums, of what has `partials`."""
         if operands[0].device.type != "cpu":
-            self.attention.packed(node, operands, outs, parts)
+            if node.op in SCRATCH:
+                sweep.run(on_device(), node, operands, outs, more, self.products.edges_of(node, operands))
+            else:
+                self.attention.packed(node, operands, outs, more)
             return
         for of, out in outs.items():
             found = reference(build(node.op, *node.inputs, **{**node.attrs, "of": of}), operands)
-            _leave(found, out, parts) if of else out.copy_(found)
+            _leave(found, out, more) if of and node.op not in SCRATCH else out.copy_(found)
 
     def forget(self) -> None:
         self.products.forget()

@@ -562,3 +562,26 @@ def bernoulli_tile(key, draw, element, limit: tl.constexpr, ROWS: tl.constexpr, 
     words = tl.join(tl.join(w0, w2), tl.join(w1, w3))
     halves = tl.join(words & 0xFFFF, words >> 16)
     return tl.reshape(halves, (ROWS, COLUMNS)) < limit
+
+
+if INTERPRETED:
+    larger, smaller, row_largest, row_smallest = maximum, minimum, row_max, row_min
+else:
+
+    @triton.jit
+    def larger(x, y):
+        """`maximum` of floats, in one instruction."""
+        return tl.maximum(x, y, propagate_nan=tl.PropagateNan.ALL)
+
+    @triton.jit
+    def smaller(x, y):
+        return tl.minimum(x, y, propagate_nan=tl.PropagateNan.ALL)
+
+    @triton.jit
+    def row_largest(x, axis: tl.constexpr):
+        """`row_max` of floats in one reduction."""
+        return tl.reduce(x, axis, larger, keep_dims=True)
+
+    @triton.jit
+    def row_smallest(x, axis: tl.constexpr):
+        return tl.reduce(x, axis, smaller, keep_dims=True)

@@ -18,6 +18,7 @@ import torch
 from sexpgpu.backends import state
 from sexpgpu.backends.arena import COPIED, Arena, divides
 from sexpgpu.backends.cuda import choice
+from sexpgpu.backends.cuda.ahead import Ahead
 from sexpgpu.backends.cuda.device import INTERPRETED, Device, free_memory, interpreted, memory_errors
 from sexpgpu.backends.cuda.exchange import SQUARES, WAITED, Exchange
 from sexpgpu.backends.cuda.executable import Bound, Compiled
@@ -65,6 +66,7 @@ class CudaProgram:
         self.dtype = torch.float64 if self.precision == "f64" else torch.float32
         self._pool = torch.cuda.graph_pool_handle() if self.place.type == "cuda" else None
         self.full = state.sources(self.traced)
+        ahead = Ahead({spec.init.kind for spec in (self.traced.params | self.traced.states).values()}) if self.place.type == "cuda" else None
         self._draws: dict[tuple, torch.Tensor] = {}
         self._step = torch.zeros((), dtype=torch.int32, device=self.place)
         self._alive = torch.zeros((), dtype=torch.bool, device=self.place)
@@ -72,7 +74,8 @@ class CudaProgram:
         divided = self._divided_names(flat)
         check_state(self.schema(), budget, divided, self.team.ranks)
         self.float = "f64" if self.precision == "f64" else "f32"
-        self._bounded = bounded_fields(self.staged.micro(False))
+        self._final = self.staged.micro(False)  # taken by the first that lowers it
+        self._bounded = bounded_fields(self._final)
         self._shadowed = {str(self.traced.params[n].node.attrs["path"]) for group in flat.groups for n in group.names} if self.precision == "bf16" else set()
         self._compiled: dict[Any, tuple[Compiled, Compiled]] = {}
         self._weights = {e.name: e.weights for e in self.config.evals}
@@ -105,6 +108,9 @@ class CudaProgram:
         self.plan: MemoryPlan = self._memory(*self._graphs(False), divided, self._others())
         again = None if self.traced.remat or not self.traced.layers else lambda: self._memory(self._micro(False, remat=self.traced.layers), self._graphs(False)[1], divided)
         check_plan(self.plan, budget, again)
+        self._final = {}
+        if ahead is not None:
+            ahead.join()
 
     def _others(self) -> list[Compiled]:
         """Graphs that may need more memory than a step does: with metrics and taps, and evaluations of more samples than a micro-batch has."""
@@ -334,7 +340,8 @@ class CudaProgram:
         return Compiled(micro, dict.fromkeys(micro), self.target, self.traced.origins, self._shadow, beside, self.traced.remat if remat is None else remat)
 
     def _guarded(self, capacity: Any, logged: bool) -> dict[str, Node]:
-        return guard_indices(self._staged(capacity).micro(logged), self._bounded, self.traced.origins)
+        plain = capacity is None and not logged and self._final
+        return guard_indices(plain or self._staged(capacity).micro(logged), self._bounded, self.traced.origins)
 
     @property
     def apart(self) -> bool:

@@ -96,6 +96,33 @@ def tall(node: Node, operands: Sequence[torch.Tensor], out: torch.Tensor, scratc
     return True
 
 
+def sums_room(node: Node, parts: int) -> int:
+    """Bytes of the partial sums of a sum over rows that come in so many parts; `node` is of the largest."""
+    return 4 * parts * _splits(node) * node.type.size if kind(node) == "sums" and _wanted() else 0
+
+
+def sums_part(node: Node, operands: Sequence[torch.Tensor], out: torch.Tensor, room: torch.Tensor, number: int, parts: int) -> None:
+    """The rows of part `number` of a sum xᵀ y over rows: their sums are left in `room`, and after the last part all are added, to `out`."""
+    if kind(node) != "sums" or not _wanted() or not takes(node, out):
+        torch.addmm(out, operands[0], operands[1], beta=1.0 if number else 0.0, alpha=node.attrs["scale"], out=out)
+        return
+    splits = _splits(node)
+    function, finish, tiles, last = _sums_kernels(*node.type.shape, 1, splits, node.attrs["scale"], "" if _halved(node) else precise(), parts)
+    x, y = operands[0].t().contiguous(), operands[1].contiguous()
+    function[(tiles, splits)](x, y, room[number * splits * node.type.size :], x.shape[0], 1.0, num_warps=SUMS[2])
+    if number == parts - 1:
+        finish[(last,)](room, out, num_warps=4)
+
+
+def sums_ahead(node: Node, parts: int) -> list[modules.Wanted]:
+    """What `sums_part` launches, to be compiled with others."""
+    if kind(node) != "sums" or not _wanted():
+        return []
+    function, finish, _, _ = _sums_kernels(*node.type.shape, 1, _splits(node), node.attrs["scale"], "" if _halved(node) else precise(), parts)
+    f32 = torch.float32
+    return [(function, [f32] * 3 + [node.inputs[1].type.shape[0], 1.0], {"num_warps": SUMS[2]}), (finish, [f32, f32], {"num_warps": 4})]
+
+
 def tall_ahead(node: Node) -> list[modules.Wanted]:
     """What it launches, to be compiled with others; right factors are as the graph says."""
     what, f32 = kind(node), torch.float32
@@ -152,8 +179,8 @@ def _rows_kernel(inner: tuple[int, ...], columns: int, turned: tuple[bool, ...],
 
 
 @cache
-def _sums_kernels(size: int, columns: int, count: int, splits: int, scale: float, precision: str) -> tuple[Any, Any, int, int]:
-    """(parts, their sum, programs of each): out [size columns] = scale Σ xᵀ y over rows and `count` pairs. The kernel's own `scale` is 1, but
+def _sums_kernels(size: int, columns: int, count: int, splits: int, scale: float, precision: str, times: int = 1) -> tuple[Any, Any, int, int]:
+    """(parts, their sum, programs of each): out [size columns] = scale Σ xᵀ y over rows and `count` pairs; the sum is over the parts of so many launches. The kernel's own `scale` is 1, but
     Triton must not know: it would add inside the tensor cores."""
     width, step, _ = SUMS
     high, wide = power(size, COLUMNS), power(columns, width)
@@ -177,7 +204,7 @@ def _sums_kernels(size: int, columns: int, count: int, splits: int, scale: float
         ]
     near = f"(k[:, None] < {size}) & (n < {columns})"
     text.append(f"    tl.store(out + part * {size * columns} + k[:, None] * {columns} + n, total, mask={near})")
-    finish, last = sums_kernel((size * columns,), (scale,), splits)
+    finish, last = sums_kernel((size * columns,), (scale,), splits * times)
     return modules.load(("" if precision else IMPORT) + "\n".join(text) + "\n", "tall_sums"), finish, cut(columns, wide), last
 
 

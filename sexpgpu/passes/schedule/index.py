@@ -204,7 +204,8 @@ def strides(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(found))
 
 
-def offset(index: Index, shape: Sequence[int]) -> Expr:
+@lru_cache(maxsize=8192)  # a model has few shapes and many values of each
+def offset(index: Index, shape: tuple[int, ...]) -> Expr:
     """The row-major place of an element."""
     total = Expr()
     for i, step, size in zip(index, strides(shape), shape, strict=True):
@@ -213,7 +214,8 @@ def offset(index: Index, shape: Sequence[int]) -> Expr:
     return total
 
 
-def unravel(place: Expr, shape: Sequence[int]) -> Index:
+@lru_cache(maxsize=8192)
+def unravel(place: Expr, shape: tuple[int, ...]) -> Index:
     """The index whose row-major place is `place`, which lies in range."""
     found = []
     for size, step in zip(shape, strides(shape), strict=True):

@@ -1,6 +1,6 @@
 """Product nodes of a graph joined: sums of products with one target become one output, and gradients of one product over the same
 cotangents share launches, where no path leads from one to another. Weights that are a matrix product which only products read go to the
-kernels as its two factors, and never reach memory, where they are large."""
+kernels as its two factors, and never reach memory, where they are large and not made in parts."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from sexpgpu.backends.cuda.cartesian.product import of_node
 from sexpgpu.ir import Node, Origins, postorder
 from sexpgpu.ops import build, constant
 from sexpgpu.ops.cartesian.product import SLOTS
+from sexpgpu.passes.products import tall
 
 INNER = 64  # columns of hidden rows whose fragments a thread has registers for
-INSIDE = 4 << 30  # bytes of weights of edges, that are a product of two factors, beyond which they are made inside the tensor product
+INSIDE = 4 << 30  # bytes of weights of edges, that are a product of two factors, beyond which they are made inside the tensor product, if not in parts
 PRODUCTS = ("tensor-product", "tensor-product-grad")
 
 
@@ -51,7 +52,7 @@ def join(results: Mapping[str, Node], origins: Origins | None = None) -> dict[st
     twice = {x for n in order for x in n.inputs if n.inputs.count(x) > 1}
     sums = _sums(order, readers, twice)
     groups = _groups(order, sums)
-    factored = {x: pair for x, pair in _factored(order, results, config()).items() if x.type.bytes > INSIDE}
+    factored = {x: pair for x, pair in _factored(order, results, config()).items() if x.type.bytes > INSIDE and not _in_parts(x)}
     return _rebuilt(results, groups, factored, origins)
 
 
@@ -71,6 +72,11 @@ def _factored(order: list[Node], results: Mapping[str, Node], settings: Config) 
         for x in read:
             found.pop(x, None)
     return found
+
+
+def _in_parts(x: Node) -> bool:
+    """Whether weights are made for some edges after others (`parts.py`), which is faster."""
+    return x.op == "matmul" and x.type.dtype == "f32" and tall(x.type.shape, [x.inputs[0].type.shape[1]])
 
 
 def _factors(x: Node) -> tuple[Node, Node] | None:

@@ -115,3 +115,32 @@ def pack_matrix(source, out, INNER: tl.constexpr, PATHS: tl.constexpr, CHANNELS:
     first = tl.load(place + row * (PATHS * CHANNELS), mask=(channel < CHANNELS) & (row < INNER), other=0.0)
     second = tl.load(place + (row + 1) * (PATHS * CHANNELS), mask=(channel < CHANNELS) & (row + 1 < INNER), other=0.0)
     tl.store(out + at, _word(first, second, piece, LOW), mask=block < (CHANNELS + 7) // 8)
+
+
+@triton.jit
+def split(starts, order, cuts, states, count, wide, size, steps, NODES: tl.constexpr):
+    """cuts [parts + 1, wide]: where a node's edges of a part begin in `order`, in which its edges stand upward; states [parts, wide], as `launch.PartWalk` has them."""
+    node = tl.program_id(0) * NODES + tl.arange(0, NODES)
+    part = tl.program_id(1)
+    live = node < count
+    first = tl.load(starts + node, mask=live, other=0)
+    last = tl.load(starts + node + 1, mask=live, other=0)
+    begin = first
+    far = last
+    end = first
+    far_end = last
+    for _ in range(steps):
+        middle = (begin + far) // 2
+        below = tl.load(order + middle, mask=live & (begin < far), other=0) < part * size
+        open_ = begin < far
+        begin = tl.where(open_ & below, middle + 1, begin)
+        far = tl.where(open_ & (below == 0), middle, far)
+        middle = (end + far_end) // 2
+        below = tl.load(order + middle, mask=live & (end < far_end), other=0) < (part + 1) * size
+        open_ = end < far_end
+        end = tl.where(open_ & below, middle + 1, end)
+        far_end = tl.where(open_ & (below == 0), middle, far_end)
+    tl.store(cuts + part * wide + node, begin, mask=live)
+    alone = (part + 0 * node == 0) & (first == last)
+    state = tl.where(end > begin, tl.where(begin > first, 2, 1), tl.where(alone, 1, 0))
+    tl.store(states + part * wide + node, state, mask=live & (part + 0 * node + 1 < tl.num_programs(1)))

@@ -60,14 +60,15 @@ def _masked(conditions: list[str]) -> str:
 
 
 @cache
-def generate(product: Product, mode: str, numbers: tuple[int, ...], shape: Lanes) -> Kernel:
-    """The kernel that makes the product's outputs from the paths of these numbers."""
-    return _Writer(product, mode, numbers, shape).write()
+def generate(product: Product, mode: str, numbers: tuple[int, ...], shape: Lanes, onto: bool = False) -> Kernel:
+    """The kernel that makes the product's outputs from the paths of these numbers. `onto`: of a part of the edges, whose sums at a node are added to
+    those of the parts before where its state is 2, stored where it is 1, and left where it is 0."""
+    return _Writer(product, mode, numbers, shape, onto).write()
 
 
 class _Writer:
-    def __init__(self, product: Product, mode: str, numbers: tuple[int, ...], shape: Lanes):
-        self.p, self.mode, self.shape = product, mode, shape
+    def __init__(self, product: Product, mode: str, numbers: tuple[int, ...], shape: Lanes, onto: bool = False):
+        self.p, self.mode, self.shape, self.onto = product, mode, shape, onto
         self.paths = [(n, product.form.paths[n]) for n in numbers]
         if mode == "receiver":  # one rank of features after another, so that few of their components live at once
             self.paths.sort(key=lambda found: found[1])
@@ -113,7 +114,7 @@ class _Writer:
         outputs = [f"o{i}" for i in range(len(self.p.outputs))]
         lows = [f"LOW{i}: tl.constexpr" for i in range(len(outputs))]
         sizes = ["count", "edges", "slots"]
-        arguments = ", ".join([*operands, *outputs, *WALK, *sizes, *lows])
+        arguments = ", ".join([*operands, *outputs, *WALK, *["states"] * self.onto, *sizes, *lows])
         lines = [f"@triton.jit(do_not_specialize={sizes!r})", f"def {NAME}({arguments}):"]
         lines += ["    " + line for line in self.head]
         lines.append(f"    for at in range(begin, end, {self._stride}):")
@@ -144,7 +145,8 @@ class _Writer:
             *(() if self.whole else (f"inside = ch < {self.c}",)),
             "begin = tl.load(begins + walk)",
             "end = tl.load(ends + walk)",
-            "used = (line == 0) & ((walk + 0 * line < count) | (begin + 0 * line < end))",
+            *(("state = tl.load(states + walk) + 0 * line", "used = (line == 0) & (state > 0)", "more = (line == 0) & (state > 1)") if self.onto else
+              ("used = (line == 0) & ((walk + 0 * line < count) | (begin + 0 * line < end))",)),
             "span = (end - begin + slots - 1) // slots",
             "begin += slot * span",
             "end = tl.minimum(begin + span, end)",
@@ -366,11 +368,20 @@ class _Writer:
         self.opened.add(name)
         self.put(f"{name} {'=' if fresh else '+='} {value}")
 
+    def _at(self, number: int, row: str, component: int) -> str:
+        """Where a thread's channels of an output lie."""
+        return f"o{number} + {row} * {self.p.components(self.p.outputs[number].target) * self.c} + {component * self.c} + ch"
+
+    def _added(self, number: int, row: str, component: int, values: list[str]) -> list[str]:
+        """Sums with those that an earlier part of the edges left in f32."""
+        mask = "more" if self.whole else "more & inside"
+        before = self.name(f"tl.load(({self._at(number, row, component)}).to(tl.pointer_type({'tl.int64' if self.shape.wide == 2 else 'tl.float32'})), mask={mask}, other=0)", self.tail)
+        parts = [before] if self.shape.wide == 1 else [f"low({before})", f"high({before})"]
+        return [self.name(f"{value} + {part}", self.tail) for value, part in zip(values, parts, strict=True)]
+
     def _store(self, number: int, row: str, component: int, values: list[str], mask: str, lines: list[str]) -> None:
         """A thread's channels of a component, side by side."""
-        o = self.p.outputs[number]
-        size = self.p.components(o.target) * self.c
-        place = f"o{number} + {row} * {size} + {component * self.c} + ch"
+        place = self._at(number, row, component)
         if self.shape.wide == 1:
             wide, narrow = values[0], f"to_bf16({values[0]})"
             word, half = "tl.float32", "tl.bfloat16"
@@ -402,7 +413,8 @@ class _Writer:
                         for apart in self._strides(self.shape.lanes, 32):
                             value = f"with_lane({value}, {apart})"
                         self.put(f"{name} = {value}", self.tail)
-                    self._store(number, "(slot.to(tl.int64) * tl.num_programs(0) + walk)", i, names, mask, self.tail)
+                    row = "(slot.to(tl.int64) * tl.num_programs(0) + walk)"
+                    self._store(number, row, i, self._added(number, row, i, names) if self.onto else names, mask, self.tail)
             else:
                 for i in self._touched(o):
                     for e, names in enumerate(self._sum_names(number, i)):

@@ -28,6 +28,7 @@ WIDE = 128
 WORDS = 1024  # of a program that packs
 FOLDED = 512  # columns of a row that a program adds another walk's to
 LONGEST = 256  # edges of a walk
+SPLIT = 128  # nodes of a program that divides walks
 TILE = 512  # numbers that a program adds up at once
 FEW = 16  # columns of rows that are added at indices which no product has: more of them the library adds
 
@@ -49,6 +50,43 @@ class Walk(NamedTuple):
         return [self.begins, self.ends, self.nodes, self.order, self.others]
 
 
+class PartWalk(NamedTuple):
+    """As `Walk`, of a part of the edges: one walk a node, in the order of all edges; places of edges are those within the part. states: of a node, whether
+    its sums are stored (1), added to what earlier parts have left (2), or there are none (0)."""
+
+    begins: torch.Tensor
+    ends: torch.Tensor
+    nodes: torch.Tensor
+    order: torch.Tensor
+    others: torch.Tensor
+    states: torch.Tensor
+
+    @property
+    def arguments(self) -> list[torch.Tensor]:
+        """As a kernel takes them."""
+        return list(self)
+
+
+class Part:
+    """Edges `start` to `stop` of a graph, as `Outputs` takes edges."""
+
+    extra = 0
+
+    def __init__(self, whole: Edges, number: int, size: int):
+        self.whole, self.number, self.edges = whole, number, size
+        start, stop = number * size, min((number + 1) * size, whole.size)
+        self.count, self.size = whole.count, stop - start
+        self.ends = {end: index[start:stop] for end, index in whole.ends.items()}
+
+    def by(self, end: str) -> PartWalk:
+        """The walks by sender or receiver."""
+        return self.whole.parted(end, self.edges)[self.number]
+
+    def folded(self, rows: torch.Tensor, end: str) -> torch.Tensor:
+        """One row a node: so they are."""
+        return rows
+
+
 class Edges:
     """Senders and receivers [edges] of a graph of `count` nodes, in order of each.
 
@@ -61,6 +99,7 @@ class Edges:
         self.count, self.size = count, senders.shape[0]
         self.longest = LONGEST
         self._sorted: dict[str, Walk] = {}
+        self._parted: dict[tuple[str, int], list[PartWalk]] = {}
 
     @property
     def extra(self) -> int:
@@ -77,6 +116,24 @@ class Edges:
             others = other.index_select(0, order).clamp(0, max(0, self.count - 1))
             self._sorted[end] = self._walks(starts, order.to(torch.int32), others, bounds)
         return self._sorted[end]
+
+    def parts(self, size: int) -> list[Part]:
+        """The edges in parts of `size`."""
+        return [Part(self, n, size) for n in range(-(-self.size // size))]
+
+    def parted(self, end: str, size: int) -> list[PartWalk]:
+        """The walks of each part of `size` edges. Equal ends are in the order of the edges, so a node's edges of a part stand together."""
+        if (end, size) not in self._parted:
+            walk, parts = self.by(end), -(-self.size // size)
+            device = walk.order.device
+            wide = -(-self.count // 4) * 4  # rows that begin where 16 bytes do: a kernel is compiled for how its tensors lie
+            cuts, states = (torch.empty((rows, wide), dtype=torch.int32, device=device)[:, : self.count] for rows in (parts + 1, parts))
+            split = import_module("sexpgpu.backends.cuda.cartesian.kernels").split
+            split[(-(-self.count // SPLIT), parts + 1)](walk.starts, walk.order, cuts, states, self.count, wide, size, self.size.bit_length(), SPLIT, num_warps=4)
+            nodes = torch.arange(self.count, dtype=torch.int32, device=device)
+            local = torch.remainder(walk.order, size)
+            self._parted[end, size] = [PartWalk(cuts[n], cuts[n + 1], nodes, local, walk.others, states[n]) for n in range(parts)]
+        return self._parted[end, size]
 
     def folded(self, rows: torch.Tensor, end: str) -> torch.Tensor:
         """One row a node, from one a walk, added in the order of the walks."""
@@ -120,14 +177,14 @@ class Runner:
         f = product.form
         return product.dtype in TORCH and max(f.first, f.second, f.top) <= self.config.l_max
 
-    def function(self, product: Product, launch: Launch, tile: Tile | lanes.Lanes) -> tuple[Any, Any]:
-        """The compiled function of a launch, and how it takes its arguments."""
+    def function(self, product: Product, launch: Launch, tile: Tile | lanes.Lanes, onto: bool = False) -> tuple[Any, Any]:
+        """The compiled function of a launch, and how it takes its arguments. `onto`: that of a part of the edges."""
         part = product.only([product.outputs[n] for n in launch.outputs])
         common = part, launch.mode, launch.paths(product.form)
         own = tile._replace(registers=0) if isinstance(tile, lanes.Lanes) else product.form.channels % tile.channels == 0
-        key = *common, own
+        key = *common, own, *["onto"] * onto
         if key not in self._functions:
-            kernel = lanes.generate(*common, own) if isinstance(own, lanes.Lanes) else generate(*common, own)
+            kernel = lanes.generate(*common, own, onto) if isinstance(own, lanes.Lanes) else generate(*common, own)
             text = self.cache.source(repr(key), lambda: kernel.source)
             self._functions[key] = modules.load(text, NAME), kernel
         return self._functions[key]
@@ -177,12 +234,12 @@ class Runner:
 
     def run(self, product: Product, operands: Sequence[Operand], edges: Edges | None, rows: int, launches: Sequence[Launch] | None = None) -> list[torch.Tensor]:
         """Each output [rows components·channels], in the storage dtype. rows: of a product by rows, or nodes of a graph."""
-        done = _Outputs(self, product, operands, edges, rows)
-        _together([work for launch in (self.plan(product) if launches is None else launches) if (work := done.prepared(launch))], done.device)
+        done = Outputs(self, product, operands, edges, rows)
+        together([work for launch in (self.plan(product) if launches is None else launches) if (work := done.prepared(launch))], done.device)
         return [done.finish(n) for n in range(len(product.outputs))]
 
 
-def _together(launches: Sequence[Callable[[], None]], device: torch.device) -> None:
+def together(launches: Sequence[Callable[[], None]], device: torch.device) -> None:
     """Launches that do not depend on each other, side by side on a GPU: the last programs of one leave multiprocessors to the first of the next. Rank 3
     of 1,000 atoms is 1,000 programs a launch, of which 792 run at once: one launch after another, the second wave of each would be a quarter full."""
     if device.type != "cuda" or len(launches) < 2:
@@ -208,13 +265,16 @@ def _side(device: torch.device, number: int) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
-class _Outputs:
+class Outputs:
     """The outputs of one product while its launches run."""
+
+    onto = False  # whether they are added to those of other parts of the edges
 
     def __init__(self, runner: Runner, product: Product, operands: Sequence[Operand], edges: Edges | None, rows: int):
         self.runner, self.product, self.rows = runner, product, rows
         self.operands = [x if isinstance(x, tuple) else (_aligned(x.contiguous()),) for x in operands]
         self.edges = edges
+        self.usual = 0 if edges is None else edges.size  # edges by which walks are divided
         self.device = self.operands[0][0].device
         self.wide = torch.float64 if product.dtype == "f64" else torch.float32
         self.raw: dict[int, list[torch.Tensor]] = {}  # output -> [parts rows width], to be added over lists and parts
@@ -247,14 +307,14 @@ class _Outputs:
         size = self.rows if edges is None else edges.size
         nodes = self.rows
         results = any(product.outputs[n].target == "result" for n in launch.outputs)
-        slots = self.runner.config.slots_of(size, nodes) if looped and not results else 1
+        slots = self.runner.config.slots_of(self.usual, nodes) if looped and not results else 1
         programs = self._walks if looped or isinstance(tile, lanes.Lanes) else -(-size // tile.rows)
         made = [self._place(n, launch, slots, blocks * (tile.warps if isinstance(tile, lanes.Lanes) else 1), programs, size) for n in launch.outputs]
         if not programs:
             for tensor in made:
                 tensor.zero_()
             return None
-        function, kernel = self.runner.function(product, launch, tile)
+        function, kernel = self.runner.function(product, launch, tile, self.onto)
         index: list[Any] = []
         if looped:
             assert edges is not None
@@ -381,12 +441,15 @@ class Products:
         edges, ends = known
         return self._run().added(updates.reshape(len(updates), columns), edges, "receiver" if own is ends[-1] else "sender", dtype).reshape(node.type.shape)
 
+    def edges_of(self, node: Node, operands: Sequence[torch.Tensor]) -> Edges:
+        """The sorted edges of a product over a graph, whose indices are its last operands."""
+        key = node.inputs[-2:], rows_of(node)
+        if key not in self.edges:
+            self.edges[key] = Edges(operands[-2], operands[-1], key[1])
+        return self.edges[key]
+
     def _made(self, run: Runner, node: Node, product: Product, operands: list[torch.Tensor], ends: tuple[Node, ...]) -> list[torch.Tensor]:
-        rows, edges = rows_of(node), None
-        if ends:
-            if (ends, rows) not in self.edges:
-                self.edges[ends, rows] = Edges(operands[-2], operands[-1], rows)
-            edges = self.edges[ends, rows]
+        rows, edges = rows_of(node), self.edges_of(node, operands) if ends else None
         count = len(product.slots)
         given: list[Operand] = list(operands[:count])
         factors = zip(node.inputs[count:], operands[count:], strict=True)

@@ -11,6 +11,8 @@ from sexpgpu.ops.cartesian.algebra import width
 from sexpgpu.ops.cartesian.product import SLOTS, Form, form_of
 
 Use = tuple[int, int, int]
+#: ops of several outputs: at once, and over parts of the edges
+JOINT = ("tensor-product-joint", "tensor-product-parts")
 
 
 @dataclass(frozen=True)
@@ -99,12 +101,13 @@ def passes(form: Form, shared: bool, edges: bool, dtype: str, inner: int = 0) ->
 
 
 def of_node(node: Node) -> tuple[Product, tuple[Node, ...], tuple[Node, ...]]:
-    """A product node, single or joint: the product, its operands and its indices."""
+    """A product node, single or joint: the product, its operands and its indices. Of one in parts, the product that a part is."""
     attrs: Any = node.attrs
-    if node.op == "tensor-product-joint":
-        count, inner = len(attrs["slots"]), attrs["inner"]
+    if node.op in JOINT:
+        count, inner = len(attrs["slots"]), attrs.get("inner", ())
         factors = sum(k > 0 for k in inner)
-        slots, operands, edges = attrs["slots"], node.inputs[:count], node.inputs[count + factors :]
+        slots, operands = attrs["slots"], node.inputs[:count]
+        edges = node.inputs[count + factors :] if node.op == JOINT[0] else node.inputs[-2:]
         outputs = tuple(Output(target, uses) for target, _, _, uses in attrs["outputs"])
         shapes = {target: shape for target, shape, _, _ in attrs["outputs"]}
     else:
@@ -121,7 +124,7 @@ def of_node(node: Node) -> tuple[Product, tuple[Node, ...], tuple[Node, ...]]:
 
 def shapes_of(node: Node) -> list[tuple[int, ...]]:
     """The shape of each output of a product node."""
-    if node.op == "tensor-product-joint":
+    if node.op in JOINT:
         return [shape for _, shape, _, _ in node.attrs["outputs"]]
     return [node.type.shape]
 

@@ -1,0 +1,23 @@
+"""Where the process of a command begins: what stands before anything large is imported."""
+
+from __future__ import annotations
+
+import os
+from importlib import import_module
+from typing import NoReturn
+
+from sexpgpu.cli import bytecode
+from sexpgpu.run import collector
+
+
+def main() -> NoReturn:
+    """The entry point."""
+    prepare()
+    import_module("sexpgpu.cli.main").main()
+    raise AssertionError("the command ends the process")
+
+
+def prepare() -> None:
+    """What decides how long imports take."""
+    collector.begin()
+    bytecode.keep(os.environ)
