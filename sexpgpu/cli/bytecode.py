@@ -1,4 +1,4 @@
-"""Where Python keeps the bytecode of what a command imports: in the cache folder, where it has none for torch and will make none.
+"""Where Python keeps the bytecode of what a command imports: in the cache folder, where it has none beside torch.
 
 An image may hold packages without bytecode, in a folder that is read-only or under PYTHONDONTWRITEBYTECODE; every start then compiles
 the sources of torch again, which takes longer than all else in a second start (docs/decisions/0062). That variable keeps
@@ -26,12 +26,11 @@ def keep(environ: Mapping[str, str]) -> None:
 
 
 def place(environ: Mapping[str, str]) -> str | None:
-    """The folder for bytecode; None where Python finds or keeps it by itself, or no safe folder can be had."""
+    """The folder for bytecode; None where Python finds it by itself or is told where, or no safe folder can be had."""
     found = None if sys.pycache_prefix is not None else PathFinder.find_spec(LARGEST)
     if found is None or not found.has_location or found.origin is None:
         return None
-    beside = cache_from_source(found.origin)
-    if os.path.exists(beside) or (not sys.dont_write_bytecode and os.access(os.path.dirname(found.origin), os.W_OK)):
+    if os.path.exists(cache_from_source(found.origin)):
         return None
     home = environ.get("XDG_CACHE_HOME") or os.path.join(environ.get("HOME") or os.path.expanduser("~"), ".cache")
     folder = os.path.join(home, "sexpgpu", "bytecode")

@@ -11,6 +11,7 @@ import sys
 from importlib.util import cache_from_source
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import click
 import pytest
@@ -65,18 +66,17 @@ def test_bytecode_has_a_folder_where_python_makes_none(image: Path, tmp_path: Pa
 
 def test_bytecode_stays_where_python_has_it(image: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     environ = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
-    monkeypatch.setattr(sys, "dont_write_bytecode", False)
-    monkeypatch.setattr(os, "access", lambda path, how: True)
-    assert bytecode.place(environ) is None  # Python writes it beside
-    monkeypatch.setattr(os, "access", lambda path, how: Path(path) != image)
-    assert bytecode.place(environ) is not None  # a folder of packages that is read-only
     beside = Path(cache_from_source(str(image / "__init__.py")))
     beside.parent.mkdir()
     beside.write_bytes(b"")
     assert bytecode.place(environ) is None
-    (tmp_path / "file").write_text("")
     beside.unlink()
+    monkeypatch.setattr(sys, "pycache_prefix", str(tmp_path))
+    assert bytecode.place(environ) is None and not (tmp_path / "cache").exists()
+    monkeypatch.setattr(sys, "pycache_prefix", None)
+    (tmp_path / "file").write_text("")
     assert bytecode.place({"XDG_CACHE_HOME": str(tmp_path / "file")}) is None  # no folder can be made
+    assert bytecode.place(environ) is not None
 
 
 def test_the_command_keeps_its_bytecode(image: Path, tmp_path: Path) -> None:
@@ -144,13 +144,14 @@ class Driver:
     """Stands for CUDA's driver; says what was asked of it."""
 
     def __init__(self, devices: int = 1, broken: bool = False):
-        self.devices, self.broken, self.asked = devices, broken, []
+        self.devices, self.broken = devices, broken
+        self.asked: list[object] = []
 
     def cuInit(self, flags: int) -> int:
         self.asked.append("start")
         return 100 if self.broken else 0
 
-    def cuDeviceGetCount(self, count: object) -> int:
+    def cuDeviceGetCount(self, count: Any) -> int:
         ctypes.cast(count, ctypes.POINTER(ctypes.c_int))[0] = self.devices
         return 0
 

@@ -13,7 +13,9 @@ from sexpgpu.backends.cuda import ahead
 
 
 def test_draws_of_each_kind_and_errors_that_come_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    devices, drawn, before = [], [], sys.getswitchinterval()
+    devices: list[int] = []
+    drawn: list[tuple[str, object]] = []
+    before = sys.getswitchinterval()
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
     monkeypatch.setattr(torch.cuda, "set_device", devices.append)
     monkeypatch.setattr(ahead.torch, "empty", lambda size, device: (size, device))

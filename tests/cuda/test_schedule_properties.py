@@ -66,10 +66,10 @@ def test_quotients_and_remainders_are_those_of_integers(x: Expr, by: int) -> Non
 def test_unravel_undoes_offset(shape: list[int], data: st.DataObject) -> None:
     names = [Var(f"i{a}", s) for a, s in enumerate(shape)]
     index = tuple(lift(v) for v in names)
-    place = offset(index, shape)
-    assert unravel(place, shape) == index  # and not only equal in value: equal ones look equal
+    place = offset(index, tuple(shape))
+    assert unravel(place, tuple(shape)) == index  # and not only equal in value: equal ones look equal
     other = data.draw(st.permutations(shape))
-    again = unravel(place, other)
+    again = unravel(place, tuple(other))
     for point in itertools.product(*(range(s) for s in shape)):
         at = {v.name: p for v, p in zip(names, point, strict=True)}
         n = int(np.ravel_multi_index(point, shape))

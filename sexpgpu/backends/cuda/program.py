@@ -66,7 +66,8 @@ class CudaProgram:
         self.dtype = torch.float64 if self.precision == "f64" else torch.float32
         self._pool = torch.cuda.graph_pool_handle() if self.place.type == "cuda" else None
         self.full = state.sources(self.traced)
-        ahead = Ahead({spec.init.kind for spec in (self.traced.params | self.traced.states).values()}) if self.place.type == "cuda" else None
+        kinds = {spec.init.kind for spec in (self.traced.params | self.traced.states).values()}
+        self._ahead = Ahead(kinds) if self.place.type == "cuda" else None
         self._draws: dict[tuple, torch.Tensor] = {}
         self._step = torch.zeros((), dtype=torch.int32, device=self.place)
         self._alive = torch.zeros((), dtype=torch.bool, device=self.place)
@@ -74,7 +75,7 @@ class CudaProgram:
         divided = self._divided_names(flat)
         check_state(self.schema(), budget, divided, self.team.ranks)
         self.float = "f64" if self.precision == "f64" else "f32"
-        self._final = self.staged.micro(False)  # taken by the first that lowers it
+        self._final = self.staged.micro(False)  # made once for what is lowered here
         self._bounded = bounded_fields(self._final)
         self._shadowed = {str(self.traced.params[n].node.attrs["path"]) for group in flat.groups for n in group.names} if self.precision == "bf16" else set()
         self._compiled: dict[Any, tuple[Compiled, Compiled]] = {}
@@ -109,8 +110,6 @@ class CudaProgram:
         again = None if self.traced.remat or not self.traced.layers else lambda: self._memory(self._micro(False, remat=self.traced.layers), self._graphs(False)[1], divided)
         check_plan(self.plan, budget, again)
         self._final = {}
-        if ahead is not None:
-            ahead.join()
 
     def _others(self) -> list[Compiled]:
         """Graphs that may need more memory than a step does: with metrics and taps, and evaluations of more samples than a micro-batch has."""
@@ -283,6 +282,8 @@ class CudaProgram:
 
     def _build_step(self, logged: Sequence[bool], capacity: Any = None) -> tuple[Replay, Report]:
         """Steps in a row, each on its own batch, as one replay."""
+        if self._ahead is not None:
+            self._ahead.join()
         if self.exchange is not None:
             self.exchange.follow()
         graphs = [self._graphs(one, capacity) for one in logged]

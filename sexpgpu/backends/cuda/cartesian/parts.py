@@ -3,13 +3,13 @@ do all of it for some edges after others (`sweep.py` runs them).
 
 The weights of all edges are the largest tensors of a potential by far, and their gradients are as large: 655 MiB each for 158,000 edges, 17 paths and 64
 channels, where all that a step keeps between its passes is 1.5 GiB. Nothing but what stands here reads them, so a part of the edges needs them for itself
-alone, and no longer (docs/decisions/0064).
+alone, and no longer (docs/decisions/0063).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from sexpgpu.backends.cuda.cartesian.config import config
@@ -23,6 +23,7 @@ from sexpgpu.passes.products import PRODUCT
 
 EDGES = 40960  # of a part, about: each of 1,000 nodes' walks still has 40 of them, and one wave of programs is full
 ALIGNED = 128
+FORM = ("l-max", "paths", "reduce-paths")
 
 
 class _Behind(NamedTuple):
@@ -56,9 +57,14 @@ def in_parts(results: Mapping[str, Node], origins: Origins | None = None) -> dic
     if not swept:
         return dict(results)
     needs = _Needs(order, swept)
+    later = [(n, behind) for n, group in enumerate(swept) for behind in group.sort(needs, n)]
+    for n, behind in later:
+        host = next((i for i, other in enumerate(swept) if i != n and other.takes(swept[n], behind, needs, i)), None)
+        if host is None:
+            swept[n].apart.append(behind)
     found: dict[Node, Node] = {}  # what stood there -> what stands for it
-    for number, group in enumerate(swept):
-        found |= group.nodes(needs, number)
+    for group in swept:
+        found |= group.nodes()
     return replaced(results, found, origins)
 
 
@@ -91,9 +97,11 @@ class _Needs:
         return True
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Group:
-    """The outputs of one product by number, its operands, which of them are products of two factors, and the matrix products behind its weights' gradients."""
+    """The outputs of one product by number, its operands, which of them are products of two factors, and the matrix products behind its weights' gradients:
+    all; those that are made with it; those that are made of gradients made once more, for which nothing else is read.
+    """
 
     first: Node
     members: Mapping[int, Node]
@@ -103,28 +111,48 @@ class _Group:
     outputs: tuple[Out, ...]
     factored: tuple[bool, ...]
     behind: tuple[tuple[int, _Behind], ...]
+    now: list[tuple[int, _Behind]] = field(default_factory=list)
+    apart: list[tuple[int, _Behind]] = field(default_factory=list)
 
-    def nodes(self, needs: _Needs, number: int) -> dict[Node, Node]:
-        """What stands for the members, and for what is behind them. A product behind them of which something depends on them is made where it can be, of
-        gradients that are made once more: kept until then, they would be what the step needs most memory for."""
-        now = [(n, b) for n, b in self.behind if needs.allows(number, b.other)]
-        later = [(n, b) for n, b in self.behind if (n, b) not in now]
+    def sort(self, needs: _Needs, number: int) -> list[tuple[int, _Behind]]:
+        """Takes what is behind its outputs, but for that which depends on them, and so must wait: kept until then, the gradients that it is made of
+        would be what a step needs most memory for. They are made once more."""
+        self.now = [(n, b) for n, b in self.behind if needs.allows(number, b.other)]
+        return [pair for pair in self.behind if pair not in self.now]
+
+    def takes(self, other: _Group, behind: tuple[int, _Behind], needs: _Needs, number: int) -> bool:
+        """Makes a gradient of another group once more, as an output of its own: where it reads all that it is made of anyway."""
+        n, b = behind
+        target, shape, batch, uses = other.outputs[n]
+        own = {x: i for i, x in enumerate(self.operands) if not self.factored[i]}
+        read = {i: own.get(other.operands[i]) for use in uses for i in use}
+        alike = self.ends == other.ends and all(self.first.attrs[k] == other.first.attrs[k] for k in FORM) and any(t == target and s == shape for t, s, _, _ in self.outputs)
+        if not alike or any(i is None or self.slots[i] != other.slots[x] for x, i in read.items()) or not needs.allows(number, b.other):
+            return False
+        output = target, shape, batch, tuple((read[x], read[y], read[z]) for x, y, z in uses)
+        if output not in self.outputs:
+            self.outputs = (*self.outputs, output)  # type: ignore[assignment]
+        self.now.append((self.outputs.index(output), b))  # type: ignore[arg-type]
+        return True
+
+    def nodes(self) -> dict[Node, Node]:
+        """What stands for the members, and for what is behind them."""
         inputs = [x.inputs[0] if f else x for x, f in zip(self.operands, self.factored, strict=True)] + [x.inputs[1] for x, f in zip(self.operands, self.factored, strict=True) if f]
         scales = tuple(float(x.attrs["scale"]) if f else 0.0 for x, f in zip(self.operands, self.factored, strict=True))
         hidden = {n for n, _ in self.behind}
-        found = self._made(self.slots, scales, self.outputs, inputs, now)
-        wanted = {m: found[n] for n, m in self.members.items() if n not in hidden} | {b.node: found[len(self.outputs) + i] for i, (_, b) in enumerate(now)}
-        for n in dict.fromkeys(n for n, _ in later):
+        found = self._made(self.slots, scales, self.outputs, inputs, self.now)
+        wanted = {m: found[n] for n, m in self.members.items() if n not in hidden} | {b.node: found[len(self.outputs) + i] for i, (_, b) in enumerate(self.now)}
+        for n in dict.fromkeys(n for n, _ in self.apart):
             target, shape, batch, uses = self.outputs[n]
             read = sorted({x for use in uses for x in use})
-            output = target, shape, batch, tuple(tuple(read.index(x) for x in use) for use in uses)
-            own = [(0, b) for at, b in later if at == n]
+            output = target, shape, batch, tuple((read.index(x), read.index(y), read.index(z)) for x, y, z in uses)
+            own = [(0, b) for at, b in self.apart if at == n]
             found = self._made(tuple(self.slots[x] for x in read), (0.0,) * len(read), (output,), [self.operands[x] for x in read], own)
             wanted |= {b.node: found[1 + i] for i, (_, b) in enumerate(own)}
         return wanted
 
     def _made(self, slots: tuple[str, ...], scales: tuple[float, ...], outputs: tuple[Out, ...], inputs: list[Node], behind: list[tuple[int, _Behind]]) -> list[Node]:
-        keep = {k: self.first.attrs[k] for k in ("l-max", "paths", "reduce-paths")}
+        keep = {k: self.first.attrs[k] for k in FORM}
         after = tuple((n, b.kind, b.scale) for n, b in behind)
         every = *inputs, *(b.other for _, b in behind), *self.ends
         return [build("tensor-product-parts", *every, slots=slots, scales=scales, outputs=outputs, after=after, size=size_of(self.ends[0].type.size), of=n, **keep)

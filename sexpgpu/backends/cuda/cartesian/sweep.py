@@ -120,6 +120,7 @@ def run(runner: Runner, node: Node, operands: Sequence[torch.Tensor], outs: Mapp
     gradients = {n: views.take(size, columns) for n, columns in hidden.items()}
     sums = {n: views.take(tall.sums_room(w, len(sizes)) // 4) for n, (w, (_, kind, _)) in enumerate(zip(made.behind, a["after"], strict=True)) if kind == "sums"}
     whole: dict[tuple[int, int], torch.Tensor] = {}
+    aside = _Aside(room.device)
     launches = plan(product, runner.config)  # gradients by features always by senders, where their sums end
     for number, (part, (start, stop)) in enumerate(zip(edges.parts(size), _spans(sizes), strict=True)):
         length = stop - start
@@ -138,6 +139,7 @@ def run(runner: Runner, node: Node, operands: Sequence[torch.Tensor], outs: Mapp
                 places[n] = gradients[n][:length]
             elif n in outs:
                 places[n] = outs[n].view(outs[n].shape[0], -1)[start:stop] if output.target in ("b", "weights") else outs[n].view(rows, -1)
+        aside.meet()
         done = Swept(runner, product, given, part, rows, whole, places)
         together([work for launch in launches if (work := done.prepared(launch))], done.device)
         last = number == len(sizes) - 1
@@ -147,15 +149,44 @@ def run(runner: Runner, node: Node, operands: Sequence[torch.Tensor], outs: Mapp
                 value = done.finish(n)
                 if n in places and value.data_ptr() != places[n].data_ptr():
                     places[n].copy_(value.view(places[n].shape))
-        for n, ((of, kind, _), other) in enumerate(zip(a["after"], others, strict=True)):
-            gradient = gradients[of][:length]
-            out = outs.get(len(product.outputs) + n)
-            if out is None:
-                continue
-            if kind == "rows":
-                tall.matmul_sum(now.behind[n], [gradient, other], {0: out[start:stop]}, room[:0])
-            else:
-                tall.sums_part(made.behind[n], [other[start:stop].t(), gradient], out, sums[n], number, len(sizes))
+        with aside:
+            for n, ((of, kind, _), other) in enumerate(zip(a["after"], others, strict=True)):
+                gradient, out = gradients[of][:length], outs.get(len(product.outputs) + n)
+                if out is None:
+                    continue
+                if kind == "rows":
+                    tall.matmul_sum(now.behind[n], [gradient, other], {0: out[start:stop]}, room[:0])
+                else:
+                    tall.sums_part(made.behind[n], [other[start:stop].t(), gradient], out, sums[n], number, len(sizes))
+    aside.meet()
+
+
+class _Aside:
+    """Launches beside those of the main stream, on a stream of their own: they begin where the main stream is when the block is entered, and the main stream
+    waits for them at `meet`. What is behind a part then runs beside what makes the next one's weights. Without a GPU they run in turn."""
+
+    def __init__(self, device: torch.device):
+        self.side = _stream(device) if device.type == "cuda" else None
+        self.inside: Any = None
+
+    def __enter__(self) -> None:
+        if self.side is not None:
+            self.side.wait_stream(torch.cuda.current_stream(self.side.device))
+            self.inside = torch.cuda.stream(self.side)
+            self.inside.__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        if self.side is not None:
+            self.inside.__exit__(*error)
+
+    def meet(self) -> None:
+        if self.side is not None and self.inside is not None:
+            torch.cuda.current_stream(self.side.device).wait_stream(self.side)
+
+
+@cache
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
 
 
 def _spans(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
