@@ -65,5 +65,6 @@ def test_the_logits_of_a_head_stand_in_parts() -> None:
         assert step * COLUMNS * 2 <= CHUNK and step * (parts - 1) < rows <= step * parts
         x, weight, labels = leaf(rows, 768, dtype="bf16"), leaf(768, COLUMNS, dtype="bf16"), leaf(rows, dtype="i32")
         assert heads_scratch(build("linear-cross-entropy", x, weight, labels)) == step * COLUMNS * 2
-    assert [-(-rows // logits_rows(rows, COLUMNS, 2)) for rows in (32768, 65536)] == [6, 7]
+    assert [-(-rows // logits_rows(rows, COLUMNS, 2)) for rows in (32768, 65536, 60000)] == [4, 4, 4]
+    assert logits_rows(60000, COLUMNS, 2) % 256 == 0
     assert logits_rows(3, COLUMNS, 2) == 3

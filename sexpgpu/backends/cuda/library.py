@@ -318,16 +318,18 @@ def add_rows(out: torch.Tensor, rows: torch.Tensor, indices: torch.Tensor) -> No
     modules.by_hand("gathered_ends")[grid](keys, out, ends[0], ends[1], count, out.shape[0], columns, TOGETHER, wide, 8, num_warps=4)
 
 
-CHUNK = 1 << 30  # bytes of logits that stand at once, at most
+CHUNK = 7 << 28  # bytes of logits that stand at once, about, at most
 LEAST = 1 << 28  # and in few parts where they are fewer: a part is a product of its own
-PARTS = 6  # a sixth of a batch's logits is about what the backward pass of a block needs beside what it keeps
+PARTS = 4  # each part adds its gradient by the weights to that of the others: GPT-2's, 154 MB, is read and written again for each part but the first
+TILE = 256  # rows that a product of a part is cut into: what is left over is computed, too
 
 
 def logits_rows(rows: int, classes: int, width: int) -> int:
-    """Rows of a head whose logits of `width` bytes stand at once: equal parts."""
+    """Rows of a head whose logits of `width` bytes stand at once: equal parts, but for whole tiles."""
     most = min(CHUNK, max(LEAST, -(-rows // PARTS) * classes * width))
     step = min(rows, max(1, most // (classes * width)))
-    return -(-rows // -(-rows // step))
+    step = -(-rows // -(-rows // step))
+    return step if step < TILE else min(rows, -(-step // TILE) * TILE)
 
 
 def heads_scratch(node: Node) -> int:

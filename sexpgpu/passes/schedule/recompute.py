@@ -22,7 +22,7 @@ from sexpgpu.passes.schedule.over import stored_over
 from sexpgpu.passes.schedule.views import data
 
 FLOOR = 256 << 20  # bytes alive at once below which nothing is computed again
-SHARE = 0.03  # of the step's time by the rates below that this may add; under the power cap about two thirds of it arrive
+SHARE = 0.015  # of the step's time by the rates below that this may add; under the power cap about two thirds of it arrive
 BANDWIDTH = 4.0e12  # bytes/s of a kernel, FLOP/s of products, seconds of a launch: an H200 (performance.md)
 ARITHMETIC = {"bf16": 6.5e14, "f16": 6.5e14, "f32": 5e13, "f64": 5e13}
 ATTENTION = 0.4  # of that, in attention
