@@ -344,7 +344,11 @@ def main(what):
             both(f"{name} even", b, results, products(dataclasses.replace(BASE, **changes), walk), 2e-5)
     elif what == "parts":
         products_.TALL = 4
-        for channels, nodes, edges, size, changes in ((64, 4, 8, 3, {}), (36, 9, 6, 4, {"slots": 2, "bwd_split": "full", "dbwd_split": "full"})):
+        from sexpgpu.backends.cuda.cartesian import parts
+
+        for apart, channels, nodes, edges, size, changes in ((False, 64, 4, 8, 3, {}), (True, 36, 9, 6, 4, {"slots": 2, "bwd_split": "full", "dbwd_split": "full"})):
+            if apart:  # as where no launch reads all that a gradient is made of
+                parts._Group.takes = lambda *given: False
             b = Bench("f32")  # of random ends: a node has edges in some parts, in all, or none
             results = of_training(b, nodes, rng.integers(0, nodes, edges), rng.integers(0, nodes, edges), channels, 16)
             got, members = in_parts(results, b, products(dataclasses.replace(BASE, **changes)), size)

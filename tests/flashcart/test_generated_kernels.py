@@ -17,6 +17,7 @@ import torch  # noqa: E402
 from sexpgpu.backends.cuda.cartesian import join as join_  # noqa: E402
 from sexpgpu.backends.cuda.cartesian import lanes, source  # noqa: E402
 from sexpgpu.backends.cuda.cartesian import launch as launch_  # noqa: E402
+from sexpgpu.backends.cuda.cartesian import parts as parts_  # noqa: E402
 from sexpgpu.backends.cuda.cartesian.cache import MARK, Cache  # noqa: E402
 from sexpgpu.backends.cuda.cartesian.config import Config, from_environment  # noqa: E402
 from sexpgpu.backends.cuda.cartesian.join import _factored, join  # noqa: E402
@@ -75,9 +76,10 @@ def test_weights_as_factors():
 
 
 def test_edges_in_parts():
-    """Weights, products and what their gradients go to, for some edges after others; a sum that waits for what depends on its gradients is made of gradients made once more."""
+    """Weights, products and what their gradients go to, for some edges after others; a sum that waits for what depends on its gradients is made of gradients made once more,
+    by the launches of the second backward pass, or by themselves."""
     rows = interpreted(HERE / "generated.py", "parts")
-    assert len(rows) == 2 and all(r["behind"] == [[], [], ["rows"], ["rows", "sums"], ["sums"]] for r in rows)
+    assert [r["behind"] for r in rows] == [[[], [], ["rows"], ["rows", "sums", "sums"]], [[], [], ["rows"], ["rows", "sums"], ["sums"]]]
 
 
 def test_every_plan_gives_the_same_values():
@@ -261,6 +263,27 @@ def test_weights_are_made_right_before_each_reader(monkeypatch):
         assert node in after.inputs
     monkeypatch.setattr(join_, "INSIDE", 0)
     assert order() == calls
+
+
+def test_what_is_made_in_parts(monkeypatch):
+    """Products over many edges, whose weights are made for them alone, where there are kernels that walk some of the edges."""
+    monkeypatch.setattr(products_, "TALL", 4)
+    monkeypatch.setattr(parts_, "EDGES", 4)
+    monkeypatch.setattr(parts_, "ALIGNED", 1)
+
+    def made(edges=9, channels=64, dtype="f32", read=False, **changes):
+        monkeypatch.setattr(parts_, "config", lambda: dataclasses.replace(Config(folder=HERE), **changes))
+        leaf = lambda name, *shape, dtype=dtype: build("input", name=name, dtype=dtype, shape=shape, batch=False)  # noqa: E731
+        weights = build("matmul", leaf("h", edges, 16), leaf("m", 16, 4 * channels))
+        ends = leaf("s", edges, dtype="i32"), leaf("r", edges, dtype="i32")
+        results = {"out": build("tensor-product", leaf("x", 3, 4, channels), leaf("y", edges, 4), weights, *ends, **{"l-max": 1})} | ({"weights": weights} if read else {})
+        nodes = postorder(parts_.in_parts(products_.products(results)).values())
+        found = [n for n in nodes if n.op == "tensor-product-parts"]
+        assert not found or not [n for n in nodes if n.op.startswith("matmul")]
+        return len(found)
+
+    assert made() == made(channels=80) == made(edges=6) == 1
+    assert made(edges=5) == made(channels=63) == made(dtype="f64") == made(dtype="bf16") == made(read=True) == made(scatter="edge") == made(l_max=0) == 0
 
 
 def test_gradients_by_attributes_stay_with_their_layer(monkeypatch):

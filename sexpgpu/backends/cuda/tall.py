@@ -98,7 +98,7 @@ def tall(node: Node, operands: Sequence[torch.Tensor], out: torch.Tensor, scratc
 
 def sums_room(node: Node, parts: int) -> int:
     """Bytes of the partial sums of a sum over rows that come in so many parts; `node` is of the largest."""
-    return 4 * parts * _splits(node) * node.type.size if kind(node) == "sums" and _wanted() else 0
+    return 4 * parts * _splits(node) * node.type.size if kind(node) == "sums" else 0
 
 
 def sums_part(node: Node, operands: Sequence[torch.Tensor], out: torch.Tensor, room: torch.Tensor, number: int, parts: int) -> None:

@@ -164,7 +164,10 @@ def _group(members: list[Node], readers: Mapping[Node, list[Node]], roots: set[N
     first = members[0]
     joint = first.op == "tensor-product-joint"
     product, operands, ends = of_node(first)
-    if (joint and any(first.attrs["inner"])) or not ends or config().scatter != "csr" or product.dtype != "f32" or not suits(product) or size_of(ends[0].type.size) >= ends[0].type.size:
+    settings, form = config(), product.form
+    if not ends or size_of(ends[0].type.size) >= ends[0].type.size or (joint and any(first.attrs["inner"])):
+        return None
+    if settings.scatter != "csr" or max(form.first, form.second, form.top) > settings.l_max or product.dtype != "f32" or not suits(product):
         return None
     own = set(members)
 
