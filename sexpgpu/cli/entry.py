@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from importlib import import_module
 from typing import NoReturn
 
@@ -12,8 +13,11 @@ from sexpgpu.run import collector
 
 def main() -> NoReturn:
     """The entry point."""
-    prepare()
-    import_module("sexpgpu.cli.main").main()
+    try:
+        prepare()
+        import_module("sexpgpu.cli.main").main()
+    except KeyboardInterrupt:  # during imports: nobody else answers it yet
+        sys.exit(130)
     raise AssertionError("the command ends the process")
 
 

@@ -93,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 def perform(arguments: Sequence[str]) -> int:
     """Run one command line; its exit code (contracts.md, "A run")."""
-    if gc.get_threshold() != collector.START:  # not the process's own command
+    if not collector.starting():  # not the process's own command
         gc.set_threshold(*collector.STEADY)
     output.as_json(arguments)
     try:
@@ -129,8 +129,8 @@ def failed(error: Exception, arguments: Sequence[str]) -> int:
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         output.say(error.format_message())
         return 2
-    if isinstance(error, click.Abort):
-        return 130
+    if isinstance(error, click.Abort):  # click's answer to a KeyboardInterrupt; an end of file is no wish of the user's
+        return bug(error.__cause__, arguments) if isinstance(error.__cause__, EOFError) else 130
     if isinstance(error, click.ClickException):
         output.report([usage(error)])
         return 2

@@ -145,7 +145,6 @@ def _compile_and_execute(arguments: Arguments, signals: Any, status: Any) -> int
     if arguments.member is not None:
         arguments.member.phase("compiling")
     place = None if arguments.member is None else arguments.member.place.device
-    waking = device.wake(settings, place)
     loaded = compiler.load(
         arguments.file,
         selection(settings, arguments.variant, arguments.sets, arguments.steps, arguments.eval_every),
@@ -153,6 +152,7 @@ def _compile_and_execute(arguments: Arguments, signals: Any, status: Any) -> int
     output.report(loaded.experiment.warnings)
     chosen = compiler.choose_run(loaded.experiment, arguments.run)
     compiler.check_divides(chosen, arguments.ranks)
+    waking = device.wake(settings, place)  # not for a file with a mistake, whose message would be there while the command waits for the driver
     if any(batches.source.location.startswith("s3://") for batches in (chosen.data, *(e.data for e in chosen.evals))):
         stage("warm")("data")
     with signals.at_once():

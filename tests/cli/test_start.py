@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib.machinery import SourceFileLoader
 from importlib.util import cache_from_source
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +17,7 @@ from typing import Any
 import click
 import pytest
 
-from sexpgpu.cli import bytecode, device, main
+from sexpgpu.cli import bytecode, device, entry, main
 from sexpgpu.run import collector
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -49,6 +50,7 @@ def image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.syspath_prepend(str(package.parent))
     monkeypatch.setattr(sys, "pycache_prefix", None)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    monkeypatch.setattr(SourceFileLoader, "set_data", SourceFileLoader.set_data)  # as it is now, afterwards
     return package
 
 
@@ -62,6 +64,55 @@ def test_bytecode_has_a_folder_where_python_makes_none(image: Path, tmp_path: Pa
     monkeypatch.setattr(sys, "pycache_prefix", None)
     where.chmod(0o770)
     assert bytecode.place(environ) is None  # others may write there what would be run
+
+
+def test_what_others_could_change_is_never_run(image: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder itself and those above it, as they stand and as links show them; bytecode read from there is code."""
+    home = tmp_path / "home"
+    environ, ours = {"XDG_CACHE_HOME": str(home)}, home / "sexpgpu"
+    for number, (place, mode, used) in enumerate((
+        (home, 0o777, False),  # anybody may put another `sexpgpu` there
+        (home, 0o1777, True),  # as /tmp: what is ours stays
+        (home, 0o775, True),  # a group of one's own, under umask 002
+        (ours, 0o777, False),
+        (ours / "bytecode", 0o755, False),  # folders within may be open: made under the umask
+        (ours / "bytecode", 0o1777, False),
+        (ours / "bytecode", 0o700, True),
+    )):
+        assert bytecode.place(environ) == str(ours / "bytecode"), number
+        place.chmod(mode)
+        assert (bytecode.place(environ) is not None) == used, number
+        place.chmod(0o700)
+    elsewhere = tmp_path / "open"
+    elsewhere.mkdir()
+    elsewhere.chmod(0o777)
+    (ours / "bytecode").rmdir()
+    (elsewhere / "kept").mkdir(mode=0o700)
+    (ours / "bytecode").symlink_to(elsewhere / "kept")
+    assert bytecode.place(environ) is None
+    elsewhere.chmod(0o755)
+    assert bytecode.place(environ) == str(elsewhere / "kept")  # the name that was looked at, not the link
+    monkeypatch.setattr(bytecode.os, "geteuid", lambda: os.getuid() + 1)
+    assert bytecode.place(environ) is None
+    monkeypatch.chdir(tmp_path)
+    assert bytecode.place({"XDG_CACHE_HOME": "here"}) is None and not (tmp_path / "here").exists()
+
+
+def test_half_a_file_of_bytecode_is_none(image: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that is full takes the beginning of a file; Python 3.11 keeps that, and ends at it from then on."""
+    plain, whole, room = SourceFileLoader.set_data, tmp_path / "a.pyc", [3]
+
+    def full(self: SourceFileLoader, path: str, data: bytes, **more: Any) -> None:
+        plain(self, path, data[: room[0]], **more)
+
+    loader = SourceFileLoader("a", str(tmp_path / "a.py"))
+    monkeypatch.setattr(bytecode, "_WRITE", lambda *given, **more: full(*given, **more))
+    bytecode.keep({"XDG_CACHE_HOME": str(tmp_path / "cache")})
+    loader.set_data(str(whole), b"12345")
+    assert not whole.exists()
+    room[0] = 5
+    loader.set_data(str(whole), b"12345")
+    assert whole.read_bytes() == b"12345"
 
 
 def test_bytecode_stays_where_python_has_it(image: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,6 +140,37 @@ def test_the_command_keeps_its_bytecode(image: Path, tmp_path: Path) -> None:
         names = {path.name.split(".")[0] for path in (tmp_path / "cache").rglob("*.pyc")}
         assert ({"main", "core", "settings"} <= names) if kept else not names
     assert not (tmp_path / "other").exists()  # the user's place and the user's wish not to have any: both stand
+
+
+# --- a stop during imports, and an end of file, which is none ---
+
+
+def test_ctrl_c_during_imports_ends_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(*given: object) -> None:
+        raise KeyboardInterrupt
+
+    for name in ("prepare", "import_module"):
+        with monkeypatch.context() as patch:
+            patch.setattr(entry, "prepare", lambda: None)
+            patch.setattr(entry, name, stopped)
+            with pytest.raises(SystemExit) as end:
+                entry.main()
+            assert end.value.code == 130
+
+
+def test_an_end_of_file_is_a_bug_and_ctrl_c_is_not(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """click makes one exception of both."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr(gc, "set_threshold", lambda *limits: None)
+    for error, code, said in ((EOFError("marshal data too short"), 70, "marshal data too short"), (KeyboardInterrupt(), 130, "")):
+
+        def broken(*given: object, error: BaseException = error) -> None:
+            raise error
+
+        monkeypatch.setattr(main, "import_module", broken)
+        assert main.perform(["status"]) == code
+        told = capsys.readouterr().err
+        assert said in told and ("bug" in told) == (code == 70)
 
 
 # --- the collector, and what is imported ---
@@ -175,6 +257,20 @@ def woken(monkeypatch: pytest.MonkeyPatch, driver: object, devices: tuple[int, .
     if thread is not None:
         thread.join()
     return thread is not None
+
+
+def test_a_file_with_a_mistake_does_not_wait_for_the_driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def woken_up(*given: object) -> None:
+        sys.exit(9)
+
+    monkeypatch.setattr(device, "wake", woken_up)
+    monkeypatch.setattr(gc, "set_threshold", lambda *limits: None)
+    (tmp_path / "whole.lisp").write_text(FILE)
+    (tmp_path / "half.lisp").write_text(FILE[:-3])
+    for name in ("half.lisp", "none.lisp"):
+        assert main.perform(["run", str(tmp_path / name), "--device", "cuda"]) == 2
+    with pytest.raises(SystemExit, match="9"):
+        main.perform(["run", str(tmp_path / "whole.lisp"), "--device", "cuda"])
 
 
 def test_the_gpu_is_opened_ahead_where_it_is_known_which(monkeypatch: pytest.MonkeyPatch) -> None:

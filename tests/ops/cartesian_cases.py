@@ -122,9 +122,25 @@ def joint_case(of):
     return ("tensor-product-joint", (A, B, ((4, COUNT * 2), R), ((3, 16), R), B, E3, E3), meaning, attrs)
 
 
+def parts_case(of):
+    """The gradients by a and by the weights of a product whose weights are half of h m, and what the second goes to: rows of it times n, and k transposed times it."""
+    outputs = (("a", (3, 4, 2), False, ((1, 2, 3),)), ("weights", (4, COUNT * 2), False, ((0, 1, 3),)))
+    attrs = {k: GRAD[k] for k in ("l-max", "paths")} | {"slots": ("a", "b", "weights", "result"), "scales": (0.0, 0.0, 0.5, 0.0), "outputs": outputs,
+                                                       "after": ((1, "rows", 2.0), (1, "sums", 3.0)), "size": 3, "of": of}
+
+    def meaning(a, b, h, c, m, n, k, *ends):
+        if of == 0:
+            return product(1, 1, 1, "a", (3, 4, 2), (2, 1))(b, 0.5 * h @ m, c, *ends)
+        by_weights = product(1, 1, 1, "weights", (4, COUNT * 2), (2, 1))(a, b, c, *ends)
+        return (by_weights, 2 * by_weights @ n, 3 * k.T @ by_weights)[of - 1]
+
+    return ("tensor-product-parts", (A, B, ((4, 5), R), ((3, 16), R), ((5, COUNT * 2), R), ((COUNT * 2, 3), R), ((4, 2), R), E3, E3), meaning, attrs)
+
+
 CARTESIAN = [
     joint_case(0),
     joint_case(1),
+    *map(parts_case, range(4)),
     ("cartesian-expand", (((2, 3), "unit"),), expand(3), {"l-max": 3}),
     ("cartesian-expand", (((3,), "unit"),), expand(0), {"l-max": 0}),
     ("cartesian-expand-derivative", (((2, 3), "unit"),), expand(3, (1, 0, 1)), {"l-max": 3, "by": (1, 0, 1)}),

@@ -184,11 +184,14 @@ def test_a_batch_that_ranks_do_not_divide_is_refused_once(tmp_path):
 
 
 def test_a_rank_without_memory_ends_the_run_by_name(tmp_path):
-    write(tmp_path, steps=LONG)
+    """Each evaluation makes a matrix of 100 MB, which no allocator gives out of what it has: the next one after the limit fails."""
+    large = '(defun large (x y) (mean (matmul (broadcast (mean x) [5000 4]) (broadcast (mean y) [4 5000]))))\n(defeval valid'
+    program = PROGRAM.replace("(defeval valid", large).replace("(weighed weighed)) :weights", "(weighed weighed) (large large)) :weights")
+    write(tmp_path, steps=LONG, program=program)
     with run(tmp_path) as process:
         until(lambda: (status(tmp_path).get("step") or 0) > 5, process)
         pids = process.ranks()
-        resource.prlimit(pids[1], resource.RLIMIT_AS, (1, 1))  # its next allocation fails
+        resource.prlimit(pids[1], resource.RLIMIT_AS, (1, 1))
         assert process.wait(40) == 3, process.text()
     text = process.text()
     assert "rank 1" in text and not alive(pids), text

@@ -13,7 +13,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Collection
 from importlib import import_module
-from threading import Thread
+from threading import Lock, Thread
 
 import torch
 
@@ -27,8 +27,6 @@ class Ahead:
 
     def __init__(self, kinds: Collection[str]):
         self._ordinal, self._kinds = torch.cuda.current_device(), [kind for kind in kinds if kind in initial.DRAWN]
-        self._turn = sys.getswitchinterval()
-        sys.setswitchinterval(TURN)
         self._thread = Thread(target=self._work, name="sexpgpu-ahead")
         self._thread.start()
 
@@ -36,16 +34,35 @@ class Ahead:
         self._thread.join()
 
     def _work(self) -> None:
-        try:
-            torch.cuda.set_device(self._ordinal)  # a thread has its own
-            for work in (self._draw, key_of_triton):
+        with _Turns():
+            for work in (self._same_device, self._draw, key_of_triton):
                 _tried(work)
-        finally:
-            sys.setswitchinterval(self._turn)
+
+    def _same_device(self) -> None:
+        torch.cuda.set_device(self._ordinal)  # a thread has its own
 
     def _draw(self) -> None:
         for kind in self._kinds:
             initial.drawn(kind, {}, 0, torch.empty(2, device="cuda"))
+
+
+class _Turns:
+    """Short turns while a thread is within; when the last of several is out, those that the first one found."""
+
+    _lock, _within, _found = Lock(), 0, 0.0
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not _Turns._within:
+                _Turns._found = sys.getswitchinterval()
+                sys.setswitchinterval(TURN)
+            _Turns._within += 1
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            _Turns._within -= 1
+            if not _Turns._within:
+                sys.setswitchinterval(_Turns._found)
 
 
 def key_of_triton() -> None:

@@ -441,15 +441,16 @@ class Library:
 
     def put(self, node: Node, operands: list[Any], outs: Mapping[int, torch.Tensor], more: Any = ()) -> None:
         """The values of an op of `PUT`, into `outs`, number of a result -> tensor. more: of an op of `SCRATCH` its bytes; else partial sums, of what has `partials`."""
-        if operands[0].device.type != "cpu":
-            if node.op in SCRATCH:
+        in_parts = node.op in SCRATCH
+        if operands[0].device.type != "cpu" and (not in_parts or sweep.takes(node)):
+            if in_parts:
                 sweep.run(on_device(), node, operands, outs, more, self.products.edges_of(node, operands))
             else:
                 self.attention.packed(node, operands, outs, more)
             return
         for of, out in outs.items():
             found = reference(build(node.op, *node.inputs, **{**node.attrs, "of": of}), operands)
-            _leave(found, out, more) if of and node.op not in SCRATCH else out.copy_(found)
+            _leave(found, out, more) if of and not in_parts else out.copy_(found)
 
     def forget(self) -> None:
         self.products.forget()

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from sexpgpu.backends.cuda import modules, tall
+from sexpgpu.backends.cuda.cartesian.lanes import suits
 from sexpgpu.backends.cuda.cartesian.launch import Edges, Outputs, Runner, together
 from sexpgpu.backends.cuda.cartesian.plan import plan
 from sexpgpu.backends.cuda.cartesian.product import Product, of_node, rows_of
@@ -27,6 +28,12 @@ class Products(NamedTuple):
 
     weights: Mapping[int, Node]
     behind: tuple[Node, ...]
+
+
+def takes(node: Node) -> bool:
+    """Whether there are kernels for it: of what the pass makes there are."""
+    product = of_node(node)[0]
+    return product.dtype == "f32" and suits(product)
 
 
 @cache
