@@ -7,7 +7,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 from importlib import import_module
 from typing import Any
 
@@ -16,6 +15,7 @@ import click
 from sexpgpu.cli import device, output, threads
 from sexpgpu.cli.run import plan, selection
 from sexpgpu.diagnostics import fail
+from sexpgpu.run.children import python
 from sexpgpu.settings import load, require
 
 #: what a profile calls -> where it is; the last two bring torch
@@ -112,7 +112,7 @@ def _inference(loaded: Any, chosen: Any, file: str, variant: str | None, sets: t
 
 def _tried(words: str, file: str, run: str | None, variant: str | None, sets: tuple[str, ...], place: str) -> dict[str, Any]:
     """The document of the same profile in a process with these variables: they are read once a process."""
-    command = [sys.executable, "-m", "sexpgpu", "profile", file, *((run,) if run else ()), "--phases", "--device", place, "--json"]
+    command = [*python(), "-m", "sexpgpu", "profile", file, *((run,) if run else ()), "--phases", "--device", place, "--json"]
     command += ["--variant", variant] if variant else []
     command += [word for pair in sets for word in ("--set", pair)]
     done = subprocess.run(command, env=os.environ | dict(pair.split("=", 1) for pair in words.split(",")), stdout=subprocess.PIPE, text=True, check=False)

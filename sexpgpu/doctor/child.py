@@ -5,17 +5,17 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from sexpgpu.diagnostics import Diagnostic, SexpError, fail, problem
 from sexpgpu.doctor import Ask, Fact
+from sexpgpu.run.children import python
 from sexpgpu.settings import child_environment, scrub
 
 #: the program of the checks of kernels; reads a question as JSON, writes a JSON object a line
-KERNELS = [sys.executable, "-m", "sexpgpu.doctor.kernels"]
+KERNELS = [*python(), "-m", "sexpgpu.doctor.kernels"]
 #: what a run on `cuda` sets too (cli/device.py)
 FIXED = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "TRITON_DEFAULT_FP_FUSION": "1"}
 

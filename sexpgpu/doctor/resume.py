@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 from sexpgpu.diagnostics import Diagnostic, fail, printable, problem
 from sexpgpu.doctor import Ask, Check, Fact
 from sexpgpu.doctor.child import environment, finished, started
+from sexpgpu.run.children import python
 from sexpgpu.settings import scrub
 
 SECONDS = 3600.0
@@ -49,7 +49,7 @@ def run(ask: Ask) -> Iterator[Fact | Diagnostic]:
 
 def _words(ask: Ask, name: str, folder: Path, steps: int, *more: str) -> list[str]:
     assert ask.file is not None
-    return [sys.executable, "-m", "sexpgpu", "run", ask.file, name, *ask.words, "--device", ask.settings.device, "--steps", str(steps), "--metrics", "",
+    return [*python(), "-m", "sexpgpu", "run", ask.file, name, *ask.words, "--device", ask.settings.device, "--steps", str(steps), "--metrics", "",
             "--status", str(folder) + ".json", "--checkpoint-dir", str(folder), *more]
 
 

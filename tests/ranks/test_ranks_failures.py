@@ -7,6 +7,8 @@ import os
 import resource
 import signal
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +17,7 @@ from typing import Any
 import pytest
 from support_ranks import PROGRAM, Process, alive, hurt, run, status, until, write
 
+from sexpgpu.run import children
 from sexpgpu.run.data.manifest.build import build, parse_input
 
 LONG = 1_000_000  # steps
@@ -217,3 +220,23 @@ def test_a_node_whose_supervisor_is_killed_ends_the_other(tmp_path):
         b.process.kill()
         assert a.wait(20) == 3, a.text()
     assert "E-RUN-060" in a.text() and "rank 1" in a.text() and not alive(pids), a.text()
+
+
+def test_files_of_the_folder_are_not_modules(tmp_path):
+    """Ranks are processes of their own; a file beside the experiment may have the name of any module."""
+    write(tmp_path, steps=3, every=3)
+    for name in ("grp", "queue", "csv"):
+        (tmp_path / f"{name}.py").write_text(f"raise SystemExit('the folder has its own {name}')\n")
+    words = [sys.executable, "-P", "-m", "sexpgpu", "run", "r.lisp", "--metrics", ""]
+    environ = {k: v for k, v in os.environ.items() if not k.startswith("SEXPGPU_")} | {"OMP_NUM_THREADS": "1", "SEXPGPU_DEVICES": "0,1"}
+    done = subprocess.run(words, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=90)
+    assert done.returncode == 0 and "done at step 3" in done.stdout + done.stderr, done.stdout + done.stderr
+
+
+def test_the_working_directory_is_looked_in_only_where_the_package_lies(tmp_path, monkeypatch):
+    monkeypatch.chdir(children.ROOT)
+    assert children.python() == [sys.executable]
+    monkeypatch.chdir(tmp_path)
+    assert children.python() == [sys.executable, "-P"]
+    tmp_path.rmdir()
+    assert children.python() == [sys.executable, "-P"]

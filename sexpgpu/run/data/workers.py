@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import queue
 import subprocess
-import sys
 import threading
 import time
 from collections import deque
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from sexpgpu.diagnostics import problem
+from sexpgpu.run.children import python
 from sexpgpu.run.data.child import call, receive, send
 from sexpgpu.run.signals import Halted
 
@@ -155,7 +155,7 @@ class _Pool:
 
     def _start(self) -> subprocess.Popen[bytes]:
         child = subprocess.Popen(
-            [sys.executable, "-m", "sexpgpu.run.data.child"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=child_environment())
+            [*python(), "-m", "sexpgpu.run.data.child"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=child_environment())
         self._children.append(child)
         if self._closed:
             child.kill()

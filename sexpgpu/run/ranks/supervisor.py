@@ -12,7 +12,6 @@ import selectors
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +20,7 @@ from datetime import timedelta
 from typing import Any
 
 from sexpgpu.diagnostics import fail, printable, problem
+from sexpgpu.run.children import python
 from sexpgpu.run.ranks.judge import DEADLINES, Judge, Verdict, verdict_from
 from sexpgpu.run.ranks.layout import PLACE, TORCHRUN, Layout
 from sexpgpu.run.ranks.wire import Closed, Stranger, Wire
@@ -226,7 +226,7 @@ class _Supervisor:
             environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # it warns of addresses without a name
             environ[PLACE] = place.to_text()
             process = subprocess.Popen(
-                [sys.executable, "-m", "sexpgpu", *self.job.arguments], env=environ, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL,
+                [*python(), "-m", "sexpgpu", *self.job.arguments], env=environ, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL,
                 stdout=None if place.rank == 0 else subprocess.DEVNULL, stderr=None if place.rank == 0 else subprocess.PIPE, start_new_session=True)
             theirs.close()
             child = Child(place.rank, process, Wire(ours))
