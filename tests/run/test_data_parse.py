@@ -87,7 +87,7 @@ def test_mistakes_of_workers_name_the_line(tmp_path, monkeypatch, workers):
 
 def test_a_worker_that_dies_is_an_error(monkeypatch):
     monkeypatch.setattr("sexpgpu.run.data.workers.child_environment", lambda: {"PYTHONPATH": ""})
-    monkeypatch.setattr("sexpgpu.run.data.workers.sys.executable", "/bin/false")
+    monkeypatch.setattr("sexpgpu.run.children.sys.executable", "/bin/false")
     with pytest.raises(SexpError) as error:
         list(run_all([Task("cache:size", (1,), what="shard s")], 1))
     found = error.value.diagnostic
