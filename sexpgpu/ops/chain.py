@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from sexpgpu.ir import Node, TensorType, postorder
-from sexpgpu.ops.definition import Lowering, Op, Parameter, build, constant, table
+from sexpgpu.ops.definition import Lowering, Op, Parameter, build, constant, evaluated, table
 from sexpgpu.ops.helpers import Attrs, Types, traffic
 
 #: steps of a :program, each of which makes a value [rows n]: ("load", input), ("point", op, arguments), ("dot", value, input, turned, scale);
@@ -41,12 +41,7 @@ def plain(node: Node) -> Node:
 
 
 def _reference(torch: Any, node: Node, args: list[Any]) -> Any:
-    root = plain(node)
-    known = dict(zip(node.inputs, args, strict=True))
-    for inner in postorder([root]):
-        if inner not in known:
-            known[inner] = table()[inner.op].reference(torch, inner, [known[x] for x in inner.inputs])
-    return known[root]
+    return evaluated(torch, plain(node), dict(zip(node.inputs, args, strict=True)))
 
 
 def _cost(node: Node) -> tuple[int, int]:

@@ -12,7 +12,7 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
-from sexpgpu.ir import Node, TensorType, intern
+from sexpgpu.ir import Node, TensorType, intern, postorder
 
 FAMILIES = (
     "sexpgpu.ops.leaves",
@@ -128,6 +128,14 @@ def build(name: str, /, *inputs: Node, **attrs: Any) -> Node:
     if op.canonical is not None:
         inputs, full = op.canonical(inputs, full)
     return intern(name, inputs, full, op.infer(tuple([i.type for i in inputs]), full))
+
+
+def evaluated(torch: Any, root: Node, known: dict[Node, Any]) -> Any:
+    """The value of a graph by the references of its ops, from the values that are known; the others are added to them."""
+    for node in postorder([root]):
+        if node not in known:
+            known[node] = table()[node.op].reference(torch, node, [known[x] for x in node.inputs])
+    return known[root]
 
 
 def constant(value: float, dtype: str) -> Node:

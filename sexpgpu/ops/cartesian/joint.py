@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from sexpgpu.ir import Node, TensorType, postorder
-from sexpgpu.ops.definition import Lowering, Op, Parameter, build, table
+from sexpgpu.ir import Node, TensorType
+from sexpgpu.ops.definition import Lowering, Op, Parameter, build, evaluated, table
 from sexpgpu.ops.helpers import Attrs, Types, traffic
 
 #: an output: (target, shape, batch, uses); a use: numbers of the operands in the order of SLOTS, without the target
@@ -99,12 +99,7 @@ def _infer_swept(types: Types, attrs: Attrs) -> TensorType:
 
 def _reference_swept(torch: Any, node: Node, args: list[Any]) -> Any:
     """The value without parts."""
-    root = swept(node).results[node.attrs["of"]]
-    known = dict(zip(node.inputs, args, strict=True))
-    for inner in postorder([root]):
-        if inner not in known:
-            known[inner] = table()[inner.op].reference(torch, inner, [known[x] for x in inner.inputs])
-    return known[root]
+    return evaluated(torch, swept(node).results[node.attrs["of"]], dict(zip(node.inputs, args, strict=True)))
 
 
 def _cost_swept(node: Node) -> tuple[int, int]:

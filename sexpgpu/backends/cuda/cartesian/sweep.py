@@ -8,12 +8,13 @@ otherwise (`Walk.states`). Sums over all edges, gradients of matrices, are left 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 
-from sexpgpu.backends.cuda import modules, tall
+from sexpgpu.backends.cuda import choice, modules, tall
 from sexpgpu.backends.cuda.cartesian.lanes import suits
 from sexpgpu.backends.cuda.cartesian.launch import Edges, Outputs, Runner, together
 from sexpgpu.backends.cuda.cartesian.plan import plan
@@ -127,7 +128,7 @@ def run(runner: Runner, node: Node, operands: Sequence[torch.Tensor], outs: Mapp
     gradients = {n: views.take(size, columns) for n, columns in hidden.items()}
     sums = {n: views.take(tall.sums_room(w, len(sizes)) // 4) for n, (w, (_, kind, _)) in enumerate(zip(made.behind, a["after"], strict=True)) if kind == "sums"}
     whole: dict[tuple[int, int], torch.Tensor] = {}
-    aside = _Aside(room.device)
+    side = choice.side() if room.is_cuda else None
     launches = plan(product, runner.config)  # gradients by features always by senders, where their sums end
     for number, (part, (start, stop)) in enumerate(zip(edges.parts(size), _spans(sizes), strict=True)):
         length = stop - start
@@ -146,7 +147,8 @@ def run(runner: Runner, node: Node, operands: Sequence[torch.Tensor], outs: Mapp
                 places[n] = gradients[n][:length]
             elif n in outs:
                 places[n] = outs[n].view(outs[n].shape[0], -1)[start:stop] if output.target in ("b", "weights") else outs[n].view(rows, -1)
-        aside.meet()
+        if side is not None and number:
+            torch.cuda.current_stream().wait_stream(side)
         done = Swept(runner, product, given, part, rows, whole, places)
         together([work for launch in launches if (work := done.prepared(launch))], done.device)
         last = number == len(sizes) - 1
@@ -156,7 +158,7 @@ def run(runner: Runner, node: Node, operands: Sequence[torch.Tensor], outs: Mapp
                 value = done.finish(n)
                 if n in places and value.data_ptr() != places[n].data_ptr():
                     places[n].copy_(value.view(places[n].shape))
-        with aside:
+        with choice.beside(side) if side is not None else nullcontext():  # beside what makes the next part's weights
             for n, ((of, kind, _), other) in enumerate(zip(a["after"], others, strict=True)):
                 gradient, out = gradients[of][:length], outs.get(len(product.outputs) + n)
                 if out is None:
@@ -165,35 +167,8 @@ def run(runner: Runner, node: Node, operands: Sequence[torch.Tensor], outs: Mapp
                     tall.matmul_sum(now.behind[n], [gradient, other], {0: out[start:stop]}, room[:0])
                 else:
                     tall.sums_part(made.behind[n], [other[start:stop].t(), gradient], out, sums[n], number, len(sizes))
-    aside.meet()
-
-
-class _Aside:
-    """Launches beside those of the main stream, on a stream of their own: they begin where the main stream is when the block is entered, and the main stream
-    waits for them at `meet`. What is behind a part then runs beside what makes the next one's weights. Without a GPU they run in turn."""
-
-    def __init__(self, device: torch.device):
-        self.side = _stream(device) if device.type == "cuda" else None
-        self.inside: Any = None
-
-    def __enter__(self) -> None:
-        if self.side is not None:
-            self.side.wait_stream(torch.cuda.current_stream(self.side.device))
-            self.inside = torch.cuda.stream(self.side)
-            self.inside.__enter__()
-
-    def __exit__(self, *error: object) -> None:
-        if self.side is not None:
-            self.inside.__exit__(*error)
-
-    def meet(self) -> None:
-        if self.side is not None and self.inside is not None:
-            torch.cuda.current_stream(self.side.device).wait_stream(self.side)
-
-
-@cache
-def _stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)
+    if side is not None:
+        torch.cuda.current_stream().wait_stream(side)
 
 
 def _spans(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
