@@ -218,7 +218,7 @@ def _type(what: str, *parts: Any) -> torch.dtype:
 def _launched(run: Any, product: Any, launch: Any, onto: bool = False) -> None:
     """One launch of a product, on a graph of few edges, or on a part of them."""
     from sexpgpu.backends.cuda.cartesian.launch import Edges
-    from sexpgpu.backends.cuda.cartesian.sweep import Swept
+    from sexpgpu.backends.cuda.cartesian.sweep import PartOutputs
 
     nodes, many = 24, 600 if product.edges else 24
     ends = torch.arange(many) % nodes
@@ -240,7 +240,7 @@ def _launched(run: Any, product: Any, launch: Any, onto: bool = False) -> None:
     run.tiles[part, alone] = run.tile(product, launch)
     if onto:
         piece = edges.parts(many)[0]
-        Swept(run, part, operands, piece, nodes, {}, {}).prepared(alone)()
+        PartOutputs(run, part, operands, piece, nodes, {}, {}).prepared(alone)()
     else:
         run.run(part, operands, edges, nodes, [alone])
 

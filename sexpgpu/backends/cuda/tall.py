@@ -72,7 +72,7 @@ def _splits(node: Node) -> int:
 
 def tall_scratch(node: Node) -> int:
     """Bytes of the partial sums."""
-    return 4 * _splits(node) * node.type.size if kind(node) == "sums" else 0
+    return sums_room(node, 1)
 
 
 def tall(node: Node, operands: Sequence[torch.Tensor], out: torch.Tensor, scratch: torch.Tensor) -> bool:
@@ -88,11 +88,7 @@ def tall(node: Node, operands: Sequence[torch.Tensor], out: torch.Tensor, scratc
         grid = (cut(m, tile[0]) * cut(n, COLUMNS),)
         function[grid](*(x for a, (b, _) in zip(lefts, rights, strict=True) for x in (a, b)), out, m, node.attrs["scale"], num_warps=tile[2])
         return True
-    function, finish, tiles, last = _sums_kernels(m, n, len(operands) // 2, _splits(node), node.attrs["scale"], "" if _halved(node) else precise())
-    room = scratch.view(torch.float32)
-    pairs = [x for a, b in zip(operands[::2], operands[1::2], strict=True) for x in (a.t().contiguous(), b.contiguous())]
-    function[(tiles, _splits(node))](*pairs, room, pairs[0].shape[0], 1.0, num_warps=SUMS[2])
-    finish[(last,)](room, out, num_warps=4)
+    _add(node, operands, out, scratch.view(torch.float32), 0, 1)
     return True
 
 
@@ -106,21 +102,30 @@ def sums_part(node: Node, operands: Sequence[torch.Tensor], out: torch.Tensor, r
     if kind(node) != "sums" or not _wanted() or not takes(node, out):
         torch.addmm(out, operands[0], operands[1], beta=1.0 if number else 0.0, alpha=node.attrs["scale"], out=out)
         return
+    _add(node, operands, out, room, number, parts)
+
+
+def _add(node: Node, operands: Sequence[torch.Tensor], out: torch.Tensor, room: torch.Tensor, number: int, parts: int) -> None:
+    """Partial sums of one part of the rows, and after the last part all of them added."""
     splits = _splits(node)
-    function, finish, tiles, last = _sums_kernels(*node.type.shape, 1, splits, node.attrs["scale"], "" if _halved(node) else precise(), parts)
-    x, y = operands[0].t().contiguous(), operands[1].contiguous()
-    function[(tiles, splits)](x, y, room[number * splits * node.type.size :], x.shape[0], 1.0, num_warps=SUMS[2])
+    function, finish, tiles, last = _sums_of(node, parts)
+    pairs = [x for a, b in zip(operands[::2], operands[1::2], strict=True) for x in (a.t().contiguous(), b.contiguous())]
+    function[(tiles, splits)](*pairs, room[number * splits * node.type.size :], pairs[0].shape[0], 1.0, num_warps=SUMS[2])
     if number == parts - 1:
         finish[(last,)](room, out, num_warps=4)
+
+
+def _sums_of(node: Node, parts: int) -> tuple[Any, Any, int, int]:
+    return _sums_kernels(*node.type.shape, len(node.inputs) // 2, _splits(node), node.attrs["scale"], "" if _halved(node) else precise(), parts)
 
 
 def sums_ahead(node: Node, parts: int) -> list[modules.Wanted]:
     """What `sums_part` launches, to be compiled with others."""
     if kind(node) != "sums" or not _wanted():
         return []
-    function, finish, _, _ = _sums_kernels(*node.type.shape, 1, _splits(node), node.attrs["scale"], "" if _halved(node) else precise(), parts)
+    function, finish, _, _ = _sums_of(node, parts)
     f32 = torch.float32
-    return [(function, [f32] * 3 + [node.inputs[1].type.shape[0], 1.0], {"num_warps": SUMS[2]}), (finish, [f32, f32], {"num_warps": 4})]
+    return [(function, [f32] * (len(node.inputs) + 1) + [node.inputs[1].type.shape[0], 1.0], {"num_warps": SUMS[2]}), (finish, [f32, f32], {"num_warps": 4})]
 
 
 def tall_ahead(node: Node) -> list[modules.Wanted]:
@@ -134,8 +139,7 @@ def tall_ahead(node: Node) -> list[modules.Wanted]:
         tile = _rows_tile(node)
         function = _rows_kernel(tuple(x.type.shape[1] for x in node.inputs[::2]), n, tuple(x.op == "transpose" for x in node.inputs[1::2]), tile, precision)
         return [(function, [f32] * (len(node.inputs) + 1) + [m, 1.0], {"num_warps": tile[2]})]
-    function, finish, _, _ = _sums_kernels(m, n, len(node.inputs) // 2, _splits(node), node.attrs["scale"], precision)
-    return [(function, [f32] * (len(node.inputs) + 1) + [node.inputs[1].type.shape[0], 1.0], {"num_warps": SUMS[2]}), (finish, [f32, f32], {"num_warps": 4})]
+    return sums_ahead(node, 1)
 
 
 def _flat(x: torch.Tensor) -> tuple[torch.Tensor, bool]:

@@ -58,7 +58,7 @@ def _reference(torch: Any, node: Node, args: list[Any]) -> Any:
 
 
 class Swept(NamedTuple):
-    """What a `tensor-product-parts` node is made of. whole: the joint product by number of its output, over weights that are nodes; after: for
+    """What a `tensor-product-parts` node is made of. joint: the joint product by number of its output, over weights that are nodes; after: for
     each product behind it the output that it reads, and the node."""
 
     joint: tuple[Node, ...]

@@ -23,7 +23,7 @@ from sexpgpu.ir import Node
 from sexpgpu.ops import build
 
 
-class Products(NamedTuple):
+class Around(NamedTuple):
     """The matrix products of a part, as nodes of its `edges`, for what `tall` chooses by them. weights: number of an operand -> node; behind: of each product
     in `after`."""
 
@@ -38,7 +38,7 @@ def takes(node: Node) -> bool:
 
 
 @cache
-def _products(node: Node, edges: int) -> Products:
+def _products(node: Node, edges: int) -> Around:
     a, count = node.attrs, len(node.attrs["slots"])
     rest = list(node.inputs[count:-2])
 
@@ -62,7 +62,7 @@ def _products(node: Node, edges: int) -> Products:
         else:
             rows = build("transpose", leaf("rows", edges, other.type.shape[1]), permutation=(1, 0))
             behind.append(build("matmul-sum", rows, gradient, scale=scale, again=1))
-    return Products(weights, tuple(behind))
+    return Around(weights, tuple(behind))
 
 
 def _sizes(node: Node) -> list[int]:
@@ -93,7 +93,7 @@ def ahead(node: Node) -> list[modules.Wanted]:
     return found
 
 
-class Swept(Outputs):
+class PartOutputs(Outputs):
     """The outputs of a part. `whole`: (output, its which tensor) -> sums at nodes, that all parts share; `given`: tensors for outputs whose sums are
     made at once."""
 
@@ -149,7 +149,7 @@ def run(runner: Runner, node: Node, operands: Sequence[torch.Tensor], outs: Mapp
                 places[n] = outs[n].view(outs[n].shape[0], -1)[start:stop] if output.target in ("b", "weights") else outs[n].view(rows, -1)
         if side is not None and number:
             torch.cuda.current_stream().wait_stream(side)
-        done = Swept(runner, product, given, part, rows, whole, places)
+        done = PartOutputs(runner, product, given, part, rows, whole, places)
         together([work for launch in launches if (work := done.prepared(launch))], done.device)
         last = number == len(sizes) - 1
         for n, output in enumerate(product.outputs):
