@@ -18,6 +18,7 @@ graph, by the same kernels (`check`). `--inner 64`: the weights are hidden rows 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import math
 import os
@@ -95,6 +96,7 @@ def random_graph(nodes: int, edges: int) -> tuple[int, np.ndarray, np.ndarray]:
     return nodes, ends[0], ends[1]
 
 
+@functools.cache
 def graph_of(name: str, tiny: bool) -> tuple[int, np.ndarray, np.ndarray]:
     if name == "random":
         return random_graph(8, 24) if tiny else random_graph(2000, 100_000)

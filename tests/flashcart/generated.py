@@ -279,6 +279,12 @@ def main(what):
             both(name, b, of_graph(b, nodes, senders, receivers, 4), products(), 2e-5)
         b = Bench("bf16")
         both("bf16", b, of_graph(b, 4, [0, 1, 2, 3, 0], [1, 0, 0, 2, 2], 8, dtype="bf16"), products(), 0.03)
+        for channels, edges in ((20, 40), (12, 40), (64, 9)):  # four channels a thread; six groups of five lanes a warp, ten of three, two of sixteen
+            b = Bench("bf16")
+            both(f"bf16 {channels}", b, of_graph(b, 5, rng.integers(0, 5, edges), rng.integers(0, 5, edges), channels, dtype="bf16"), products(), 0.03)
+        for channels, edges in ((18, 40), (28, 20)):  # groups that do not fill a warp: three of nine lanes, two of fourteen
+            b = Bench("f32")
+            both(f"channels {channels}", b, of_graph(b, 5, rng.integers(0, 5, edges), rng.integers(0, 5, edges), channels), products(), 2e-5)
         b = Bench("f64")
         both("several cotangents", b, of_losses(b), products(), 1e-12)
         b = Bench("f32")

@@ -22,7 +22,7 @@ from sexpgpu.backends.cuda.cartesian.product import Output, Product
 from sexpgpu.backends.cuda.cartesian.source import AT_NODE, NAME, WALK, Kernel, coefficient, total
 from sexpgpu.ops.cartesian.algebra import Path, terms
 
-IMPORT = "from sexpgpu.backends.cuda.cartesian.warp import both, both_bf16, from_lane, high, high_bf16, low, low_bf16, mma, of_lane, quad, with_lane\n\n"
+IMPORT = "from sexpgpu.backends.cuda.cartesian.warp import at_lane, both, both_bf16, from_lane, high, high_bf16, joined, low, low_bf16, mma, of_lane, quad, with_lane\n\n"
 DEEP = 16  # rows of a matrix instruction's inner dimension
 
 
@@ -140,6 +140,7 @@ class _Writer:
             "lane = thread % 32",
             f"strand = lane % {s.lanes}",
             f"line = lane // {s.lanes}",
+            *self._uneven(),
             f"warp = tl.program_id(1) * {s.warps} + thread // 32",
             f"ch = warp * {s.lanes * s.wide} + strand * {s.wide}",
             *(() if self.whole else (f"inside = ch < {self.c}",)),
@@ -161,7 +162,7 @@ class _Writer:
                 ]
         for e in self.edges:
             self.body += [
-                f"live_{e} = at + line + {e * self._groups} < end",
+                self._alive(f"live_{e}", f"at + line + {e * self._groups}"),
                 f"edge_{e} = next_edge_{e}_0.to(tl.int64)",
                 f"{other}_{e} = next_other_{e}_0.to(tl.int64)",
             ]
@@ -181,6 +182,46 @@ class _Writer:
             for e in self.edges:
                 self._ahead(e)
 
+    # --- groups of lanes ---
+
+    @property
+    def _even(self) -> bool:
+        """Whether groups fill a warp, which powers of two do: others leave lanes at the end without an edge."""
+        return 32 % self.shape.lanes == 0
+
+    def _uneven(self) -> list[str]:
+        """Where groups do not fill a warp: which lanes have an edge, the first lane of a thread's group, and whom it exchanges sums with."""
+        if self._even:
+            return []
+        lanes, power = self.shape.lanes, self._power
+        return [f"member = lane < {self._groups * lanes}", f"first = lane - strand",
+                f"beyond = (first + (strand + {power}) % {lanes}) & 31", *(f"apart_{n} = (first + (strand ^ {n})) & 31" for n in self._strides(1, power))]
+
+    @property
+    def _power(self) -> int:
+        """The greatest power of two up to the lanes of a group."""
+        return 1 << (self.shape.lanes.bit_length() - 1)
+
+    def _alive(self, name: str, place: str) -> str:
+        """Whether a thread has an edge there."""
+        return f"{name} = {place} < end" if self._even else f"{name} = ({place} < end) & member"
+
+    def _of_strand(self, value: str, number: int) -> str:
+        """The value of this thread among those of an edge."""
+        return f"of_lane({value}, {number}, {self.shape.lanes})" if self._even else f"at_lane({value}, (first + {number}) & 31)"
+
+    def _apart(self, value: str, apart: int) -> str:
+        """The value of the thread of the same edge whose number differs by the bits of `apart`."""
+        return f"from_lane({value}, {apart})" if self._even else f"at_lane({value}, apart_{apart})"
+
+    def _over_groups(self, value: str) -> str:
+        """A sum over the groups of a warp, for those of the first."""
+        if not self._even:
+            return total([value, *(f"at_lane({value}, (lane + {n * self.shape.lanes}) & 31)" for n in range(1, self._groups))])
+        for apart in self._strides(self.shape.lanes, 32):
+            value = f"with_lane({value}, {apart})"
+        return value
+
     # --- loads a step ahead ---
 
     def _ahead(self, e: int) -> None:
@@ -190,7 +231,7 @@ class _Writer:
         wanted = sorted({need for n, path in self.paths for need in self._needs(n, path)})
         for lines, step, at in ((self.head, 0, "begin"), (self.body, self._stride, "at")):
             some = ["coming"] if lines is self.head else []  # a graph may have no edge to read
-            self.put(f"coming = {at} + line + {step + e * self._groups} < end", lines)
+            self.put(self._alive("coming", f"{at} + line + {step + e * self._groups}"), lines)
             self.put(f"coming_edge = next_edge_{e}_0.to(tl.int64)", lines)
             self.put(f"coming_other = next_other_{e}_0.to(tl.int64)", lines)
             for number in self.used:
@@ -215,7 +256,7 @@ class _Writer:
                 tag = f"x{number}_{component}_{e}"
                 if slot == "b":
                     k = component // s.lanes * s.lanes
-                    taken.append(f"{tag} = of_lane(r{number}_{k}_{e}, {component - k}, {s.lanes})")
+                    taken.append(f"{tag} = {self._of_strand(f'r{number}_{k}_{e}', component - k)}")
                     self.values[number, component, e] = [tag] * s.wide
                 else:
                     taken.append(f"{tag} = r{number}_{component}_{e}")
@@ -232,6 +273,11 @@ class _Writer:
         if self.shape.wide == 1:
             return [word]
         ends = ("low_bf16", "high_bf16") if self.low else ("low", "high")
+        if self.shape.wide == 4:
+            lines += [f"{word}_l = {word}.to(tl.int32)", f"{word}_h = ({word} >> 32).to(tl.int32)"]
+            names = [f"{word}_{v}" for v in self.wide]
+            lines += [f"{name} = {ends[v % 2]}({word}_{'lh'[v // 2]})" for v, name in enumerate(names)]
+            return names
         names = [f"{word}_{v}" for v in self.wide]
         lines += [f"{name} = {end}({word})" for name, end in zip(names, ends, strict=True)]
         return names
@@ -240,6 +286,11 @@ class _Writer:
         """The type that a thread's channels travel as."""
         size = (2 if self.low else 4) * (self.shape.wide if wide else 1)
         return {2: "tl.bfloat16", 4: "tl.int32" if wide and self.low else "tl.float32", 8: "tl.int64"}[size]
+
+    @property
+    def _pairs(self) -> list[tuple[int, ...]]:
+        """A thread's channels as they travel in f32: two a word."""
+        return [tuple(self.wide)[v : v + 2] for v in range(0, self.shape.wide, 2)]
 
     def _hoisted(self, slot: str) -> bool:
         return AT_NODE[self.mode] == slot
@@ -374,28 +425,36 @@ class _Writer:
 
     def _added(self, number: int, row: str, component: int, values: list[str]) -> list[str]:
         """Sums with those that an earlier part of the edges left in f32."""
-        mask = "more" if self.whole else "more & inside"
-        before = self.name(f"tl.load(({self._at(number, row, component)}).to(tl.pointer_type({'tl.int64' if self.shape.wide == 2 else 'tl.float32'})), mask={mask}, other=0)", self.tail)
-        parts = [before] if self.shape.wide == 1 else [f"low({before})", f"high({before})"]
-        return [self.name(f"{value} + {part}", self.tail) for value, part in zip(values, parts, strict=True)]
+        mask, word = "more" if self.whole else "more & inside", "tl.int64" if self.shape.wide > 1 else "tl.float32"
+        found = []
+        for pair in self._pairs:
+            before = self.name(f"tl.load(({self._at(number, row, component)}{f' + {pair[0]}' if pair[0] else ''}).to(tl.pointer_type({word})), mask={mask}, other=0)", self.tail)
+            parts = [before] if len(pair) == 1 else [f"low({before})", f"high({before})"]
+            found += [self.name(f"{values[v]} + {part}", self.tail) for v, part in zip(pair, parts, strict=True)]
+        return found
 
     def _store(self, number: int, row: str, component: int, values: list[str], mask: str, lines: list[str]) -> None:
         """A thread's channels of a component, side by side."""
         place = self._at(number, row, component)
-        if self.shape.wide == 1:
-            wide, narrow = values[0], f"to_bf16({values[0]})"
-            word, half = "tl.float32", "tl.bfloat16"
-        else:
-            wide, narrow = f"both({', '.join(values)})", f"both_bf16({', '.join(values)})"
-            word, half = "tl.int64", "tl.int32"
         mask = f", mask={mask}" if mask else ""
-        if self.low:
-            self.put(f"if LOW{number}:", lines)
-            self.put(f"    tl.store(({place}).to(tl.pointer_type({half})), {narrow}{mask})", lines)
-            self.put("else:", lines)
-            self.put(f"    tl.store(({place}).to(tl.pointer_type({word})), {wide}{mask})", lines)
-        else:
-            self.put(f"tl.store(({place}).to(tl.pointer_type({word})), {wide}{mask})", lines)
+        word = "tl.int64" if self.shape.wide > 1 else "tl.float32"
+        wide = []
+        for pair in self._pairs:
+            value = values[0] if len(pair) == 1 else f"both({', '.join(values[v] for v in pair)})"
+            wide.append(f"tl.store(({place}{f' + {pair[0]}' if pair[0] else ''}).to(tl.pointer_type({word})), {value}{mask})")
+        if not self.low:
+            self._puts(wide, lines)
+            return
+        halves = [f"both_bf16({', '.join(values[v] for v in pair)})" for pair in self._pairs] if self.shape.wide > 1 else [f"to_bf16({values[0]})"]
+        narrow = halves[0] if len(halves) == 1 else f"joined({', '.join(halves)})"
+        self.put(f"if LOW{number}:", lines)
+        self.put(f"    tl.store(({place}).to(tl.pointer_type({self._word(True)})), {narrow}{mask})", lines)
+        self.put("else:", lines)
+        self._puts([f"    {text}" for text in wide], lines)
+
+    def _puts(self, texts: list[str], lines: list[str]) -> None:
+        for text in texts:
+            self.put(text, lines)
 
     def _close(self) -> None:
         for number, o in enumerate(self.p.outputs):
@@ -409,10 +468,7 @@ class _Writer:
                 for i in self._touched(o):
                     names = self._sum_names(number, i)[0]
                     for name in names:
-                        value = name
-                        for apart in self._strides(self.shape.lanes, 32):
-                            value = f"with_lane({value}, {apart})"
-                        self.put(f"{name} = {value}", self.tail)
+                        self.put(f"{name} = {self._over_groups(name)}", self.tail)
                     row = "(slot.to(tl.int64) * tl.num_programs(0) + walk)"
                     self._store(number, row, i, self._added(number, row, i, names) if self.onto else names, mask, self.tail)
             else:
@@ -435,19 +491,21 @@ class _Writer:
         for name in held:
             if name not in self.opened:  # no path reads its rank
                 self.put(f"{name} = tl.zeros(({32 * self.shape.warps},), tl.float32)")
+        if self._power < self.shape.lanes:  # those beyond a power of two hand over what they have
+            held = [self.name(f"{name} + tl.where(strand < {self.shape.lanes - self._power}, at_lane({name}, beyond), 0.0)") for name in held]
         start = "0"
         room = ""
-        for apart in self._strides(1, self.shape.lanes):
+        for apart in self._strides(1, self._power):
             half = -(-len(held) // 2)
-            upper = f"((lane & {apart}) != 0)"
+            upper = f"(({'lane' if self._even else 'strand'} & {apart}) != 0)"
             merged = []
             for a, b in zip_longest(held[:half], held[half:]):
                 if b is None:
-                    merged.append(self.name(f"with_lane({a}, {apart})"))
+                    merged.append(self.name(f"with_lane({a}, {apart})" if self._even else f"{a} + {self._apart(a, apart)}"))
                     continue
                 kept = self.name(f"tl.where({upper}, {b}, {a})")
                 sent = self.name(f"tl.where({upper}, {a}, {b})")
-                merged.append(self.name(f"{kept} + from_lane({sent}, {apart})"))
+                merged.append(self.name(f"{kept} + {self._apart(sent, apart)}"))
             start += f" + tl.where({upper}, {half}, 0)"
             room = f"tl.where({upper}, {len(held) - half}, {half})" if not room else f"tl.where({upper}, {room} - {half}, tl.minimum({room}, {half}))"
             held = merged
@@ -455,7 +513,7 @@ class _Writer:
             self.put(f"room = {room}")
         self.put(f"row{number} = o{number} + (warp.to(tl.int64) * edges + edge_{e}) * {size} + {start}")
         for i, name in enumerate(held):
-            mask = f"live_{e}" + (f" & (room > {i})" if room else "")
+            mask = f"live_{e}" + (f" & (room > {i})" if room else "") + (f" & (strand < {self._power})" if self._power < self.shape.lanes else "")
             if self.low:
                 self.put(f"if LOW{number}:")
                 self.put(f"    tl.store(row{number} + {i}, to_bf16({name}), mask={mask})")

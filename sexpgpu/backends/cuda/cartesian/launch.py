@@ -149,15 +149,16 @@ class Edges:
         if not self.extra:
             return Walk(starts, order, others, begins, ends, nodes, torch.zeros_like(starts))
         sizes = ends - begins
-        whole = torch.div(sizes + self.longest - 1, self.longest, rounding_mode="floor") - 1
+        walks = torch.div(sizes + self.longest - 1, self.longest, rounding_mode="floor").clamp(min=1)
+        span = torch.div(sizes + walks - 1, walks, rounding_mode="floor")  # a node's edges are divided evenly
         more = torch.zeros_like(starts)
-        torch.cumsum(whole.clamp(min=0), 0, dtype=torch.int32, out=more[1:])
+        torch.cumsum(walks - 1, 0, dtype=torch.int32, out=more[1:])
         numbers = torch.arange(self.extra, dtype=torch.int32, device=starts.device)
         node = torch.searchsorted(more[1:], numbers, right=True, out_int32=True).clamp(max=self.count - 1)
-        begin = begins[node] + (numbers - more[node] + 1) * self.longest
-        begin = torch.where(numbers < more[-1], begin, ends[node])
-        last = torch.minimum(begin + self.longest, ends[node])
-        first = torch.minimum(begins + self.longest, ends)
+        begin = begins[node] + (numbers - more[node] + 1) * span[node]
+        begin = torch.where(numbers < more[-1], torch.minimum(begin, ends[node]), ends[node])
+        last = torch.minimum(begin + span[node], ends[node])
+        first = torch.minimum(begins + span, ends)
         return Walk(starts, order, others, torch.cat([begins, begin]), torch.cat([first, last]), torch.cat([nodes, node]), more)
 
 

@@ -54,9 +54,27 @@ def warps_of(channels: int, each: int) -> int:
     return 4 if blocks % 4 == 0 else 2 if blocks % 2 == 0 else 1
 
 
-def lanes(product: Product, across: int, deep: int = 1) -> Lanes:
-    """`across` lanes, of two channels each, for an edge."""
-    return Lanes(across, 2, deep, warps_of(product.form.channels, 2 * across), early=int(deep == 1))
+def lanes(product: Product, across: int, deep: int = 1, wide: int = 2) -> Lanes:
+    """`across` lanes, of `wide` channels each, for an edge."""
+    return Lanes(across, wide, deep, warps_of(product.form.channels, wide * across), early=int(deep == 1))
+
+
+def wide_of(product: Product) -> int:
+    """Channels of a thread, which travel as one word: four of bf16 where there is room for their sums, measured up to rank 2; else two."""
+    c, top = product.form.channels, max(product.form.first, product.form.top)
+    return 4 if product.dtype == "bf16" and c % 4 == 0 and (top < 2 or (top == 2 and c % 64 == 0)) else 2
+
+
+def across_of(threads: int) -> int:
+    """Lanes of an edge whose channels take so many threads: 16 of them where that leaves none idle, or fewer that leave the least idle."""
+    if threads % 16 == 0:
+        return 16
+    most = min(16, threads)
+
+    def busy(lanes: int) -> float:
+        return threads / (-(-threads // lanes) * lanes) * (32 // lanes * lanes) / 32
+
+    return max(range(min(8, most), most + 1), key=lambda n: (busy(n), n))
 
 
 def default(product: Product, launch: Launch, interpreted: bool = False) -> Tile | Lanes:
@@ -66,8 +84,10 @@ def default(product: Product, launch: Launch, interpreted: bool = False) -> Tile
     if launch.mode in AT_NODE and suits(product):
         if any(product.inner):
             return lanes(product, 4, 2)
-        most = 16 if c % 32 == 0 or (launch.mode == "sender" and c > 16) else 8  # of 20 channels, measured: two groups of 8 by receivers, one of 16 by senders
-        return lanes(product, min(most, power((c + 1) // 2)))
+        wide = wide_of(product)
+        if wide == 2 and c % 64 == 0 and max(product.form.first, product.form.top) < 2 and (product.second or launch.mode == "sender"):
+            return lanes(product, 32)  # few components an edge: 256 bytes of each
+        return lanes(product, across_of(c // wide), wide=wide)
     if interpreted:
         return Tile(16, min(128, power(c)), 4)
     wide = product.dtype == "f64"

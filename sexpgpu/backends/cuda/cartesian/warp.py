@@ -131,3 +131,22 @@ else:
 def with_lane(x, apart: tl.constexpr):
     """The sum with the lane whose number differs by the bits of `apart`."""
     return x + from_lane(x, apart)
+
+
+@triton.jit
+def joined(a, b):
+    """Two i32 as an i64."""
+    return (b.to(tl.int64) << 32) | (a.to(tl.int64) & 0xFFFFFFFF)
+
+
+if INTERPRETED:
+
+    def at_lane(x: Any, lane: Any) -> Any:
+        """The value of the lane of this number, 0 to 31."""
+        return _tensor(np.take_along_axis(x.handle.data.reshape(-1, 32), lane.handle.data.reshape(-1, 32), 1).reshape(-1), tl.float32)
+else:
+
+    @triton.jit
+    def at_lane(x, lane):
+        """The value of the lane of this number, 0 to 31."""
+        return tl.inline_asm_elementwise("shfl.sync.idx.b32 $0, $1, $2, 0x1f, 0xffffffff;", "=f,f,r", [x, lane], dtype=tl.float32, is_pure=True, pack=1)
