@@ -194,7 +194,7 @@ class _Writer:
         if self._even:
             return []
         lanes, power = self.shape.lanes, self._power
-        return [f"member = lane < {self._groups * lanes}", f"first = lane - strand",
+        return [f"member = lane < {self._groups * lanes}", "first = lane - strand",
                 f"beyond = (first + (strand + {power}) % {lanes}) & 31", *(f"apart_{n} = (first + (strand ^ {n})) & 31" for n in self._strides(1, power))]
 
     @property
