@@ -168,21 +168,26 @@ def _input(chain: _Chain, node: Node) -> int:
 
 
 def _again(chain: _Chain, node: Node, made: Mapping[Node, _Chain]) -> bool:
-    """Whether a pointwise value of another chain is made here once more: from one tensor that is not read already, at most."""
+    """Whether a value of another chain is made here once more: where what that reads, and this chain does not read already, is no larger than
+    the value itself."""
+    if node not in made:
+        return False
     new: set[Node] = set()
+    seen: set[Node] = set()
     stack = [node]
     while stack:
         top = stack.pop()
-        if top in chain.places:
+        if top in chain.places or top in seen:
             continue
+        seen.add(top)
         if top in chain.own:
             return False
-        if top not in made or top.op == "matmul-sum":
+        if top not in made or (top.op == "matmul-sum" and top.type.shape[1] <= NARROW):
             new.add(top)
-            if top is node or len(new) > 1:
+            if sum(x.type.shape[-1] for x in new) > node.type.shape[-1]:
                 return False
             continue
-        stack += [x for x in top.inputs if number(x) is None]
+        stack += [x for x in (top.inputs[:1] if top.op == "matmul-sum" else top.inputs) if number(x) is None]
     return True
 
 
