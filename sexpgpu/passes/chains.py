@@ -3,8 +3,9 @@ them, and the gradients by those matrices, which are sums over the rows.
 
 The network of an edge's length is such a chain, and so are its gradients. As launches each layer and each derivative passes over memory
 twice; together they read what comes in once and write what others need. A chain is what stands at one level: a value's level is how many
-launches of other kinds lie before it on any way, so no way leads out of a chain and back into it. A pointwise value of an earlier chain
-is made again where that reads no more than the value itself.
+launches of other kinds lie before it on any way, so no way leads out of a chain and back into it. A value of an earlier chain, products
+included, is made again where what that reads besides is no larger than the value itself: hidden rows follow from an edge's few basis
+numbers, and need not be kept from one pass to the next (docs/decisions/0064).
 """
 
 from __future__ import annotations
