@@ -29,6 +29,7 @@ VIEWS = ("transpose", "reshape", "broadcast")
 @dataclass(eq=False)
 class _Chain:
     members: list[Node]  # in order
+    products_again: bool = True  # whether it may make products of earlier chains again
     own: set[Node] = field(default_factory=set)
     sums: list[Node] = field(default_factory=list)
     program: list[Any] = field(default_factory=list)
@@ -43,15 +44,19 @@ def chains(results: Mapping[str, Node], origins: Origins | None = None) -> dict[
     inside = {n for n in order if _fits(n)}
     if not any(n.op == "matmul-sum" for n in inside):
         return dict(results)
+    kept: set[Node] = set()  # members of chains that would be too long if they made products again
     while True:
         found = _chains(order, inside)
+        for chain in found:
+            chain.products_again = kept.isdisjoint(chain.members)
         made = {n: chain for chain in found for n in (*chain.members, *chain.sums)}
         for chain in found:
             _begin(chain, made)
         long = [chain for chain in found if len(chain.program) > STEPS]
         if not long:
             break
-        inside -= {n for chain in long for n in chain.members}
+        kept |= {n for chain in long if chain.products_again for n in chain.members}
+        inside -= {n for chain in long if not chain.products_again for n in chain.members}
     _choose_outputs(order, set(results.values()), found, made)
     return _rebuilt(results, made, origins)
 
@@ -183,7 +188,9 @@ def _again(chain: _Chain, node: Node, made: Mapping[Node, _Chain]) -> bool:
         seen.add(top)
         if top in chain.own:
             return False
-        if top not in made or (top.op == "matmul-sum" and top.type.shape[1] <= NARROW):
+        if top not in made or (top.op == "matmul-sum" and (top.type.shape[1] <= NARROW or not chain.products_again)):
+            if top is node:
+                return False
             new.add(top)
             if sum(x.type.shape[-1] for x in new) > node.type.shape[-1]:
                 return False
