@@ -53,7 +53,7 @@ def compiled(product: Product, launch: Launch, tile: Tile | lanes.Lanes) -> byte
     if isinstance(tile, lanes.Lanes):
         kernel = lanes.generate(part, launch.mode, numbers, tile)
     else:
-        kernel = generate(part, launch.mode, numbers, product.form.channels % tile.channels == 0)
+        kernel = generate(part, launch.mode, numbers, product.form.channels % tile.channels == 0, tile.rows == 1)
         constants = {"ROWS": tile.rows, "CHANNELS": tile.channels, "ACC": tl.float64 if product.dtype == "f64" else tl.float32}
     function = modules.load(kernel.source, NAME)
     signature: dict[str, str] = {}

@@ -15,7 +15,7 @@ from oracle import Bench, close, derivatives, dot, oracle
 from test_cartesian_oracle import ORACLE, VARIANTS, index, variant
 
 from sexpgpu.backends.cuda.cartesian import join as join_
-from sexpgpu.backends.cuda.cartesian import launch, plan
+from sexpgpu.backends.cuda.cartesian import launch, plan, tune
 from sexpgpu.backends.cuda.cartesian.config import Config
 from sexpgpu.backends.cuda.cartesian.join import join
 from sexpgpu.backends.cuda.cartesian.lanes import Lanes
@@ -328,7 +328,7 @@ def main(what):
             two = one if dtype != "f32" else evaluate(results, b.bindings, products())[0]
             assert all(np.array_equal(one[k], two[k]) for k in one)
         launch.LONGEST = 256
-        plan.ROWWISE = 5  # products by rows in several launches, with other tiles each
+        plan.ROWWISE = plan.LARGEST = 5  # products by rows in several launches, with other tiles each
         for dtype, shared, reduced in (("f64", True, False), ("f32", False, True)):
             b = Bench(dtype)
             results = of_rows(b, 3, 3, (1, 2, 2), shared, reduced)
@@ -336,7 +336,13 @@ def main(what):
             own, count = kept._run().tile, iter(range(1000))
             kept._run().tile = lambda *what, own=own, count=count: own(*what)._replace(rows=(16, 2)[next(count) % 2])
             both(f"rows in parts {dtype}", b, results, kept, 1e-12 if dtype == "f64" else 2e-5)
-        plan.ROWWISE = 100
+        plan.ROWWISE, plan.LARGEST, launch.WAVE = 140, 250, 2  # tiles of one row and no masks; three rows and two programs
+        for channels, ranks, reduced, dtype in ((4, (2, 1, 2), False, "f32"), (3, (1, 2, 2), True, "f32"), (4, (2, 2, 2), False, "bf16")):
+            b = Bench(dtype)
+            kept = products()
+            kept._run().tile = lambda *what: tune.Tile(1, 4, 1)
+            both(f"rows one by one {channels} {dtype}", b, of_rows(b, 3, channels, ranks, True, reduced), kept, 0.03 if dtype == "bf16" else 2e-5)
+        launch.WAVE = 1056
         for name, changes, walk in (
             ("receiver walk", {}, "receiver"), ("edge", {"scatter": "edge"}, None), ("slots", {"slots": 3}, None),
             ("budgets", {"csr_budget": 3, "bwd_budget": 3, "peak_aware": False}, "receiver"), ("full", {"bwd_split": "full", "dbwd_split": "full"}, None),

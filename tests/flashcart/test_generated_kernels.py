@@ -84,7 +84,7 @@ def test_edges_in_parts():
 
 def test_every_plan_gives_the_same_values():
     rows = interpreted(HERE / "generated.py", "plans")
-    assert len(rows) == 24 and [r["added"] for r in rows if r["name"].startswith("forces")] == [7, 7, 2]
+    assert len(rows) == 27 and [r["added"] for r in rows if r["name"].startswith("forces")] == [7, 7, 2]
 
 
 def test_every_arrangement_of_lanes_gives_the_same_values():
@@ -152,9 +152,28 @@ def test_plans():
     assert [x.mode for x in plan(p["second"], Config(scatter="edge"))] == ["edge", "edge"]
     assert [x.ranks for x in plan(p["backward"], Config(bwd_budget=50, peak_aware=False), "receiver")] == [(0, 1, 2), (3,)]
     assert [x.mode for x in plan(product(edges=False, second_channels=4)["second"], Config())] == ["rows"]
-    wide = product((4, 4, 4), 64, 64, shared=True, edges=False)
-    assert [x.ranks for x in plan(wide["backward"], Config())] == [(0, 1, 2), (3,), (4,)]
-    assert [(x.outputs, x.ranks) for x in plan(product((3, 3, 3), 64, 64, shared=True, edges=False)["second"], Config())] == [((0,), (0, 1, 2, 3)), ((1, 2, 3), (0, 1, 2, 3))]
+
+
+def test_plans_by_rows():
+    """One launch where a thread has room for all, else the result apart; divided by ranks of the result beyond rank 4."""
+    def launches(ranks, what, dtype="f32"):
+        return [(x.outputs, x.ranks) for x in plan(product(ranks, 64, 64, shared=True, edges=False, dtype=dtype)[what], Config())]
+
+    assert launches((3, 3, 3), "second") == [((0, 1, 2, 3), (0, 1, 2, 3))]
+    assert launches((3, 3, 3), "second", "f64") == [((0,), (0, 1, 2, 3)), ((1, 2, 3), (0, 1, 2, 3))]
+    assert launches((4, 4, 4), "backward") == [((0, 1, 2), (0, 1, 2, 3, 4))] and len(launches((4, 4, 4), "second")) == 2
+    assert launches((5, 5, 5), "forward") == [((0,), (0, 1, 2, 3)), ((0,), (4,)), ((0,), (5,))]
+
+
+def test_tiles_by_rows():
+    """A warp a row, two channels a thread of a result where there is room; four rows where channels are few."""
+    def tiles(ranks, channels, dtype="f32"):
+        made = product(ranks, channels, channels, shared=True, edges=False, dtype=dtype)
+        return [tuple(default(p, launch)) for p in made.values() for launch in plan(p, Config())]
+
+    assert tiles((3, 3, 3), 128) == [(1, 64, 1), (1, 32, 1), (1, 32, 1)]
+    assert tiles((3, 3, 3), 96) == [(1, 32, 1)] * 3 and tiles((3, 3, 3), 20) == [(4, 32, 4)] * 3
+    assert tiles((3, 3, 3), 64, "f64") == [(1, 32, 1)] * 4
 
 
 def test_launches_of_rank_three_leave_room():

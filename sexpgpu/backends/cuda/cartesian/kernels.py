@@ -144,3 +144,18 @@ def split(starts, order, cuts, states, count, wide, size, steps, NODES: tl.const
     alone = (part + 0 * node == 0) & (first == last)
     state = tl.where(end > begin, tl.where(begin > first, 2, 1), tl.where(alone, 1, 0))
     tl.store(states + part * wide + node, state, mask=live & (part + 0 * node + 1 < tl.num_programs(1)))
+
+
+@triton.jit(do_not_specialize=["rows", "columns"])
+def summed(parts, out, rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr, ACC: tl.constexpr, LOW: tl.constexpr):
+    """out = Σ parts[row], ROWS of them at once, which are added as a tree at the end: always the same one. parts [rows columns] of ACC. For thousands of
+    columns of hundreds of rows, which torch adds at a fifth of this speed."""
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+    total = tl.zeros((ROWS, COLUMNS), ACC)
+    for at in range(0, rows, ROWS):
+        row = at + tl.arange(0, ROWS)[:, None]
+        total += tl.load(parts + row.to(tl.int64) * columns + column, mask=(row < rows) & (column < columns), other=0.0)
+    value = tl.sum(total, axis=0, keep_dims=True)
+    if LOW:
+        value = to_bf16(value)
+    tl.store(out + column, value, mask=column < columns)

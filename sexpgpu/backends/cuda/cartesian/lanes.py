@@ -18,8 +18,9 @@ from itertools import zip_longest
 from math import isqrt
 from typing import NamedTuple
 
+from sexpgpu.backends.cuda.cartesian.blocks import coefficient, total
 from sexpgpu.backends.cuda.cartesian.product import Output, Product
-from sexpgpu.backends.cuda.cartesian.source import AT_NODE, NAME, WALK, Kernel, coefficient, total
+from sexpgpu.backends.cuda.cartesian.source import AT_NODE, NAME, WALK, Kernel
 from sexpgpu.ops.cartesian.algebra import Path, terms
 
 IMPORT = "from sexpgpu.backends.cuda.cartesian.warp import at_lane, both, both_bf16, from_lane, high, high_bf16, joined, low, low_bf16, mma, of_lane, quad, with_lane\n\n"

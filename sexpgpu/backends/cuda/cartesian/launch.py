@@ -30,6 +30,8 @@ FOLDED = 512  # columns of a row that a program adds another walk's to
 LONGEST = 256  # edges of a walk
 SPLIT = 128  # nodes of a program that divides walks
 TILE = 512  # numbers that a program adds up at once
+WAVE = 1056  # programs that an H200 runs at once, eight of one warp a multiprocessor: rows of partial sums beyond that would be read again for nothing
+SUMMED = 8192  # numbers of partial sums that a program adds up at once
 FEW = 16  # columns of rows that are added at indices which no product has: more of them the library adds
 
 
@@ -182,10 +184,14 @@ class Runner:
         """The compiled function of a launch, and how it takes its arguments. `onto`: that of a part of the edges."""
         part = product.only([product.outputs[n] for n in launch.outputs])
         common = part, launch.mode, launch.paths(product.form)
-        own = tile._replace(registers=0) if isinstance(tile, lanes.Lanes) else product.form.channels % tile.channels == 0
-        key = *common, own, *["onto"] * onto
+        key: tuple[Any, ...]
+        if isinstance(tile, lanes.Lanes):
+            own = tile._replace(registers=0)
+            key = *common, own, *["onto"] * onto
+        else:
+            key = *common, product.form.channels % tile.channels == 0, *["single"] * (launch.mode == "rows" and tile.rows == 1)
         if key not in self._functions:
-            kernel = lanes.generate(*common, own, onto) if isinstance(own, lanes.Lanes) else generate(*common, own)
+            kernel = lanes.generate(*common, own, onto) if isinstance(tile, lanes.Lanes) else generate(*common, key[3], len(key) > 4)
             text = self.cache.source(repr(key), lambda: kernel.source)
             self._functions[key] = modules.load(text, NAME), kernel
         return self._functions[key]
@@ -232,6 +238,17 @@ class Runner:
         hand.gathered[grid](rows.contiguous(), walk.begins, walk.ends, walk.order, out, columns, max(1, TILE // across), across,
                             types.float64 if dtype == "f64" else types.float32, low, num_warps=4)
         return edges.folded(out, end).to(TORCH[dtype])
+
+    def summed(self, parts: torch.Tensor, dtype: str) -> torch.Tensor:
+        """Rows of sums [rows columns] added up: [1 columns], of the storage dtype, or of their own if it is ""."""
+        rows, columns = parts.shape
+        low = dtype == "bf16"
+        out = torch.empty((1, columns), dtype=torch.bfloat16 if low else parts.dtype, device=parts.device)
+        types = import_module("triton.language")
+        wide = types.float64 if parts.dtype == torch.float64 else types.float32
+        across = 32
+        import_module("sexpgpu.backends.cuda.cartesian.kernels").summed[(-(-columns // across),)](parts, out, rows, columns, SUMMED // across, across, wide, low, num_warps=16)
+        return out
 
     def run(self, product: Product, operands: Sequence[Operand], edges: Edges | None, rows: int, launches: Sequence[Launch] | None = None) -> list[torch.Tensor]:
         """Each output [rows components·channels], in the storage dtype. rows: of a product by rows, or nodes of a graph."""
@@ -309,7 +326,8 @@ class Outputs:
         nodes = self.rows
         results = any(product.outputs[n].target == "result" for n in launch.outputs)
         slots = self.runner.config.slots_of(self.usual, nodes) if looped and not results else 1
-        programs = self._walks if looped or isinstance(tile, lanes.Lanes) else -(-size // tile.rows)
+        span = self._span(launch, tile, blocks)
+        programs = self._walks if looped or isinstance(tile, lanes.Lanes) else -(-size // (span or tile.rows))
         made = [self._place(n, launch, slots, blocks * (tile.warps if isinstance(tile, lanes.Lanes) else 1), programs, size) for n in launch.outputs]
         if not programs:
             for tensor in made:
@@ -328,7 +346,15 @@ class Outputs:
         constants = [tile.rows, tile.channels, wide] if isinstance(tile, Tile) else []
         given = [x for n in kernel.operands for x in self.operands[n]]
         most = {"maxnreg": tile.registers} if isinstance(tile, lanes.Lanes) and tile.registers and not self.runner.interpreted else {}
-        return lambda: function[(programs, blocks, slots)](*given, *made, *index, nodes, size, slots, *constants, *lows, num_warps=tile.warps, **most)
+        sizes = [nodes, size, slots, *[span] * bool(span)]
+        return lambda: function[(programs, blocks, slots)](*given, *made, *index, *sizes, *constants, *lows, num_warps=tile.warps, **most)
+
+    def _span(self, launch: Launch, tile: Tile | lanes.Lanes, blocks: int) -> int:
+        """Rows of a program that sums the gradient by the weights of all rows, 0 of others: so many that WAVE programs take all."""
+        if launch.mode != "rows" or not any(self._summed(n) for n in launch.outputs):
+            return 0
+        tiles = -(-self.rows // tile.rows)
+        return -(-tiles // max(1, WAVE // blocks)) * tile.rows if tiles else tile.rows
 
     def _place(self, number: int, launch: Launch, slots: int, blocks: int, programs: int, size: int) -> torch.Tensor:
         """Where a launch writes an output: a new tensor, or that of an earlier launch that wrote other components."""
@@ -364,7 +390,7 @@ class Outputs:
         product = self.product
         whole = [x[0] if x.shape[0] == 1 else x.sum(0) for x in self.raw[number]]
         if self._summed(number):
-            whole = [x.sum(0, keepdim=True) for x in whole]
+            whole = [self.runner.summed(x, self.product.dtype if len(whole) == 1 else "") for x in whole]
         total = whole[0]
         for more in whole[1:]:
             total = total + more

@@ -2,12 +2,14 @@
 
 A walk by receivers sums the result in registers and holds its cotangents there; a walk by senders holds node features and sums their
 gradients, and takes cotangents as they come. A budget bounds the components of the result that are live in a launch at once: sums
-of the result, and cotangents that are held. Launches of walks by senders hold neither, so no budget splits them. A product by rows is divided
-by ranks of the result where a thread has no room for all of their paths.
+of the result, and cotangents that are held. Launches of walks by senders hold neither, so no budget splits them. A product by rows takes one
+launch, or the result one and gradients another where a thread has no room for both; beyond rank 4 it is divided by ranks of the result.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from sexpgpu.backends.cuda.cartesian.config import Config
@@ -18,7 +20,8 @@ from sexpgpu.ops.cartesian.product import Form
 PAIRS = 40  # sums of the result, for two channels each, that leave room for the rest of a thread's values
 WALKED, FACTORED = 32, 20  # the same of features held and their gradient's sums; and beside fragments of hidden rows
 REGISTERS = 125  # values that may live through a loop, a thread, before ptxas spills (f64: half); docs/decisions/0042
-ROWWISE = 100  # components of the result whose paths a thread of a product by rows takes at once; rank 4 spilled up to 1,488 bytes in one launch
+ROWWISE = 140  # values that a launch of a product by rows holds a channel before it spills: 109 of rank 3 do not, 162 of rank 4 do
+LARGEST = 250  # components of a product by rows in one kernel: all of rank 4, while those of rank 5 would take minutes to compile
 HELD = 40  # components of cotangents that a walk by receivers holds without want of registers
 
 
@@ -70,6 +73,21 @@ def room(product: Product, numbers: list[int]) -> int:
     return REGISTERS // (2 if product.dtype == "f64" else 1) - held
 
 
+def held_by_rows(product: Product, numbers: Iterable[int]) -> int:
+    """Values of a channel that live through a block of paths of a product by rows (`blocks.Block`): of `a` those of one rank, of `b` all, as of a
+    reduced result; and the block's sums and weighted cotangents."""
+    form, outputs = product.form, [product.outputs[n] for n in numbers]
+    slots = [product.slots[n] for n in {n for o in outputs for use in o.uses for n in use}] + [o.target for o in outputs]
+    rows: Counter[tuple[int, int]] = Counter()
+    for path in form.paths:
+        rows[path.first, path.second] += 2 * path.result + 1
+    targets = {o.target for o in outputs}
+    kinds = bool(targets & {"result", "weights"}) + bool(targets & {"a", "b"})
+    held = slots.count("a") * (2 * form.first + 1) + slots.count("b") * product.components("b")
+    held += slots.count("result") * product.components("result") * form.reduced + max(rows.values()) * kinds * (1 + product.second)
+    return held * (2 if product.dtype == "f64" else 1)
+
+
 def plan(product: Product, config: Config, walk: str | None = None) -> list[Launch]:
     """The launches in order. walk: `sender` or `receiver`, of the gradients; None chooses."""
     form = product.form
@@ -81,9 +99,8 @@ def plan(product: Product, config: Config, walk: str | None = None) -> list[Laun
     if not product.edges:
         if split == "full" and (config.dbwd_split if product.second else config.bwd_split) is not None:
             return [Launch("rows", (n,), every) for n in numbers]
-        costs = rank_costs(product)
-        wide = bool(results and rest) and sum(costs) > ROWWISE // 2
-        return [Launch("rows", tuple(part), ranks) for part in ((results, rest) if wide else (numbers,)) for ranks in groups(costs, ROWWISE, True)]
+        apart = bool(results and rest) and held_by_rows(product, numbers) > ROWWISE
+        return [Launch("rows", tuple(part), ranks) for part in ((results, rest) if apart else (numbers,)) for ranks in groups(rank_costs(product), LARGEST, True)]
     parts = _parts(product, rest, split)
     if config.scatter == "edge":
         return [Launch("edge", tuple(p), every) for p in ([results] if results else []) + parts]

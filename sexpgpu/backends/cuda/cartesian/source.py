@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
 
+from sexpgpu.backends.cuda.cartesian.blocks import Block, Numbered, blocks, coefficient, total
 from sexpgpu.backends.cuda.cartesian.product import Output, Product
 from sexpgpu.ops.cartesian.algebra import Path, Term, terms
 
@@ -33,25 +34,18 @@ class Kernel:
 
 
 @cache
-def generate(product: Product, mode: str, numbers: tuple[int, ...], whole: bool = False) -> Kernel:
-    """The kernel that makes the product's outputs from the paths of these numbers. whole: its tiles divide the channels."""
-    return _Writer(product, mode, numbers, whole).write()
-
-
-def coefficient(value: Fraction, name: str) -> str:
-    if value == 1:
-        return name
-    return f"-{name}" if value == -1 else f"{float(value)!r} * {name}"
-
-
-def total(parts: Iterable[str]) -> str:
-    return " + ".join(parts).replace("+ -", "- ")
+def generate(product: Product, mode: str, numbers: tuple[int, ...], whole: bool = False, single: bool = False) -> Kernel:
+    """The kernel that makes the product's outputs from the paths of these numbers. whole: its tiles divide the channels; single: they have one row."""
+    return _Writer(product, mode, numbers, whole, single).write()
 
 
 class _Writer:
-    def __init__(self, product: Product, mode: str, numbers: tuple[int, ...], whole: bool):
+    def __init__(self, product: Product, mode: str, numbers: tuple[int, ...], whole: bool, single: bool):
         self.p, self.mode, self.whole = product, mode, whole
-        self.paths = [(n, product.form.paths[n]) for n in numbers]
+        self.exact = single and mode == "rows" and product.narrow is None  # no tile reaches beyond the rows, so that loads need no masks
+        numbered = [(n, product.form.paths[n]) for n in numbers]
+        self.groups: list[list[Numbered]] = [[pair] for pair in numbered] if product.narrow else blocks(numbered)
+        self.paths = [pair for group in self.groups for pair in group]
         self.head: list[str] = []  # before the loop
         self.body: list[str] = []  # a row of edges
         self.tail: list[str] = []  # after it
@@ -78,23 +72,33 @@ class _Writer:
     def looped(self) -> bool:
         return self.mode in AT_NODE
 
+    @property
+    def turned(self) -> bool:
+        """Whether a program takes tile after tile of rows: it leaves one row of the gradient by weights that all rows share."""
+        return self.mode == "rows" and self.p.shared and any(o.target == "weights" for o in self.p.outputs)
+
     def single(self, slot: str) -> bool:
         """Whether a slot's tensors have one channel for the kernel's many."""
         return slot == self.narrow
 
     def write(self) -> Kernel:
         self.loads: dict[tuple[int, int], str] = {}
+        self.begun: set[tuple[int, int]] = set()  # sums that have a first term
+        self.stored: set[tuple[int, int]] = set()
         self._open()
         self._accumulators()
-        needs = [self._needs(n, path) for n, path in self.paths]
-        pending = [sorted(need) for need in needs]
+        pending = [sorted(set().union(*(self._needs(*pair) for pair in group))) for group in self.groups]
         reach = AHEAD if len(self.used) <= 4 else 1
-        for at, (n, path) in enumerate(self.paths):
+        for at, group in enumerate(self.groups):
             for ahead in range(at, min(at + reach + 1, len(pending))):
                 for key in pending[ahead]:
                     self._load(*key)
                 pending[ahead] = []
-            self._path(n, path)
+            if self.narrow:
+                self._narrow_path(*group[0])
+            else:
+                Block(self, group).write()
+            self._done(at)
         self._close()
         return Kernel(self._text(), self.used, tuple(range(len(self.p.outputs))))
 
@@ -103,13 +107,13 @@ class _Writer:
         outputs = [f"o{i}" for i in range(len(self.p.outputs))]
         lows = [f"LOW{i}: tl.constexpr" for i in range(len(outputs))]
         runtime = WALK if self.looped else ["senders", "receivers"] if self.p.edges else []
-        sizes = ["count", "edges", "slots"]
+        sizes = ["count", "edges", "slots", *["span"] * self.turned]
         tiles = ["ROWS: tl.constexpr", "CHANNELS: tl.constexpr", "ACC: tl.constexpr"]
         arguments = ", ".join(operands + outputs + runtime + sizes + tiles + lows)
         lines = [f"@triton.jit(do_not_specialize={sizes!r})", f"def {NAME}({arguments}):"]
         lines += ["    " + line for line in self.head]
-        if self.looped:
-            lines.append("    for at in range(begin, end, ROWS):")
+        if self.looped or self.turned:
+            lines.append(f"    for at in range({'begin, end' if self.looped else 'walk * span, tl.minimum(walk * span + span, edges)'}, ROWS):")
             lines += ["        " + line for line in self.body]
         else:
             lines += ["    " + line for line in self.body]
@@ -126,6 +130,7 @@ class _Writer:
             "slot = tl.program_id(2)",
             "ch = block * CHANNELS + tl.arange(0, CHANNELS)[None, :]",
             *(() if self.whole else (f"inside = ch < {self.c}",)),
+            *((f"column = tl.minimum(ch, {self.c - 1})",) if self.exact and not self.whole else ()),
             "line = tl.arange(0, ROWS)[:, None]",
         ]
         if self.looped:
@@ -152,7 +157,7 @@ class _Writer:
                 "next_other = tl.load(others + place).to(tl.int64)",
             ]
         else:
-            self.body += ["edge = walk.to(tl.int64) * ROWS + line", "live = edge < edges"]
+            self.body += [f"edge = ({'at' if self.turned else 'walk * ROWS'} + line).to(tl.int64)", "live = edge < edges"]
             if self.p.edges:
                 for what in ("sender", "receiver"):
                     self.body.append(f"{what} = tl.load({what}s + edge, mask=live, other=0).to(tl.int64)")
@@ -163,9 +168,9 @@ class _Writer:
         for number in self.used:
             slot = self.p.slots[number]
             lines = self.head if self._hoisted(slot) else self.body
-            step = "" if self.single(slot) else " + ch"
+            step = "" if self.single(slot) else " + column" if self.exact and not self.whole else " + ch"
             if slot == "weights" and self.p.shared:
-                self.put(f"p{number} = x{number} + ch", lines)
+                self.put(f"p{number} = x{number}{step}", lines)
             else:
                 size = self.p.components(slot) * self.p.channels(slot)
                 self.put(f"p{number} = x{number} + {self._row(slot)} * {size}{step}", lines)
@@ -196,12 +201,14 @@ class _Writer:
     def _mask(self, slot: str, hoisted: bool) -> str:
         """What keeps a load within its tensor and its tile. Rows past a node's last edge have weights of 0 and read that
         edge again for the rest, so that only the weights need the test; shared weights cannot be 0 for some rows."""
+        if self.exact:
+            return ""
         inside = "" if self.single(slot) or self.whole else "inside"
         if hoisted or (self.looped and slot != "weights" and not self.p.shared):
             return inside
         return "full" if inside else "live"
 
-    def _value(self, number: int, component: int) -> str:
+    def value(self, number: int, component: int) -> str:
         self._load(number, component)
         return self.loads[number, component]
 
@@ -240,39 +247,70 @@ class _Writer:
         return AT_NODE.get(self.mode) == o.target or (o.target == "weights" and self.p.shared)
 
     def _touched(self, o: Output) -> list[int]:
-        """The components of an output that this launch's paths reach."""
-        found: set[int] = set()
-        for n, path in self.paths:
-            if o.target == "weights":
-                found.add(n)
-            elif o.target == "result":
-                found |= {self.p.place(n, k) for k in range(2 * path.result + 1)}
+        """The components of an output that this launch stores: those that its paths reach, and all of an operand."""
         if o.target in ("a", "b"):
             return list(range(self.p.components(o.target)))
-        return sorted(found)
+        return sorted(self._reached(o, self.paths))
+
+    def _reached(self, o: Output, paths: Iterable[Numbered]) -> set[int]:
+        """The components of an output that paths add to."""
+        found: set[int] = set()
+        for n, path in paths:
+            rank = {"a": path.first, "b": path.second, "result": path.result}.get(o.target, 0)
+            found |= {n} if o.target == "weights" else {self.p.place(n, k) for k in range(2 * rank + 1)} if o.target == "result" else set(range(rank**2, (rank + 1) ** 2))
+        return found
 
     def _accumulators(self) -> None:
         for number, o in enumerate(self.p.outputs):
-            lines = self.head if self._grouped(o) and self.looped else self.body
-            if o.target == "weights" and not self._grouped(o):
+            lines = self.head if self._grouped(o) and (self.looped or self.turned) else self.body
+            if o.target == "weights" and not self._grouped(o) or self._sooner(o):
                 continue
             for i in self._touched(o):
                 self.put(f"s{number}_{i} = tl.zeros((ROWS, CHANNELS), ACC)", lines)
 
-    def _add(self, number: int, component: int, value: str) -> None:
-        self.put(f"s{number}_{component} += {value}")
+    def add(self, number: int, component: int, value: str) -> None:
+        first = self._sooner(self.p.outputs[number]) and (number, component) not in self.begun
+        self.begun.add((number, component))
+        self.put(f"s{number}_{component} {'' if first else '+'}= {value}")
+
+    def _sooner(self, o: Output) -> bool:
+        """Whether a component of an output is stored as soon as its last path is done."""
+        return (self.narrow is None or self.mode == "rows") and not self._grouped(o) and o.target != "weights" and not self.single(o.target)
+
+    def _done(self, at: int) -> None:
+        """Stores what no later block adds to."""
+        later = [pair for group in self.groups[at + 1 :] for pair in group]
+        for number, o in enumerate(self.p.outputs):
+            if self._sooner(o):
+                for i in sorted(self._reached(o, self.paths) - self._reached(o, later)):
+                    if (number, i) not in self.stored:
+                        self.stored.add((number, i))
+                        row, mask = self._where(o)
+                        self._store(number, row, i, f"s{number}_{i}", mask, self.body, self._atomic(o))
+
+    def _where(self, o: Output) -> tuple[str, str]:
+        """Row and mask of what is stored by row of edges."""
+        mask = "full" if not self.exact else "" if self.whole else "inside"
+        return ("edge" if self.looped else self._row(o.target)), mask
+
+    def _atomic(self, o: Output) -> bool:
+        return self.mode == "edge" and o.target in ("a", "result")
 
     def _close(self) -> None:
         for number, o in enumerate(self.p.outputs):
             if o.target == "weights" and not self._grouped(o):
+                continue
+            if self._sooner(o):
+                row, mask = self._where(o)
+                for i in sorted(set(self._touched(o)) - {i for at, i in self.stored if at == number}):  # no path reaches it
+                    self._store(number, row, i, "tl.zeros((ROWS, CHANNELS), ACC)", mask, self.body, self._atomic(o))
                 continue
             grouped, atomic = self._grouped(o), False
             lines = self.tail if grouped else self.body
             if grouped:
                 row, mask = "program", "" if self.whole else "inside"
             else:
-                row, mask = self._row(o.target) if not self.looped else "edge", "full"
-                atomic = self.mode == "edge" and o.target in ("a", "result")
+                (row, mask), atomic = self._where(o), self._atomic(o)
             narrow = self.single(o.target)
             if narrow:
                 mask = "live" if not grouped else "line < 1"
@@ -332,12 +370,6 @@ class _Writer:
 
     # --- the arithmetic of a path ---
 
-    def _path(self, n: int, path: Path) -> None:
-        if self.narrow:
-            self._narrow_path(n, path)
-        else:
-            self._wide_path(n, path)
-
     def _entry(self, n: int, path: Path, t: Term) -> dict[str, int]:
         """The components of each slot that a term joins."""
         return {"a": path.first**2 + t.i, "b": path.second**2 + t.j, "result": self.p.place(n, t.k)}
@@ -355,7 +387,7 @@ class _Writer:
         def matrix(x: int, k: int, i: int) -> str:
             """M[k, i], made where it is first used: few of them live at once."""
             if (x, k, i) not in matrices:
-                matrices[x, k, i] = self.name(total(coefficient(value, self._value(x, j)) for j, value in by_cell[k, i]))
+                matrices[x, k, i] = self.name(total(coefficient(value, self.value(x, j)) for j, value in by_cell[k, i]))
             return matrices[x, k, i]
 
         gradients: dict[int, list[tuple[int, dict[str, int]]]] = defaultdict(list)  # cotangent -> (output, filling)
@@ -370,23 +402,23 @@ class _Writer:
             if len(fills) * len(pairs) + len(ws) * len(rows) <= len(xs) * len(pairs) + len(fills) * len(columns):
                 for w in ws:
                     for k in rows:
-                        parts = [f"{matrix(f[x_slot], k, i)} * {self._value(f[y_slot], i)}" for f in fills if f["weights"] == w for at, i in pairs if at == k]
-                        self._add(number, k, f"{self._value(w, n)} * ({total(parts)})")
+                        parts = [f"{matrix(f[x_slot], k, i)} * {self.value(f[y_slot], i)}" for f in fills if f["weights"] == w for at, i in pairs if at == k]
+                        self.add(number, k, f"{self.value(w, n)} * ({total(parts)})")
                 continue
             for x in xs:
                 scaled = self._scaled(n, [f for f in fills if f[x_slot] == x], columns)
                 for k in rows:
-                    self._add(number, k, total(f"{matrix(x, k, i)} * {scaled[i]}" for at, i in pairs if at == k))
+                    self.add(number, k, total(f"{matrix(x, k, i)} * {scaled[i]}" for at, i in pairs if at == k))
         dots: dict[int, list[str]] = defaultdict(list)
         for c, wanted in gradients.items():
             self._pulled(n, c, wanted, entries, dots)
         for number, found in dots.items():
-            self._weights(number, n, total(found))
+            self.weights(number, n, total(found))
 
     def _scaled(self, n: int, fills: list[dict[str, int]], columns: Iterable[int]) -> dict[int, str]:
         """Σ w y[i] over fillings: the weights drawn into the operand of all channels."""
         y_slot = self.wide
-        return {i: self.name(total(f"{self._value(f['weights'], n)} * {self._value(f[y_slot], i)}" for f in fills)) for i in columns}
+        return {i: self.name(total(f"{self.value(f['weights'], n)} * {self.value(f[y_slot], i)}" for f in fills)) for i in columns}
 
     def _pulled(self, n: int, c: int, wanted: list[tuple[int, dict[str, int]]], entries: list[tuple[dict[str, int], Fraction]],
                 dots: dict[int, list[str]]) -> None:
@@ -403,7 +435,7 @@ class _Writer:
             if outputs[number].target == x_slot:
                 by_x[number].append(f)
         for i, row in sorted(by_cell.items()):
-            drawn = {j: self.name(total(coefficient(v, self._value(c, k)) for k, v in found)) for j, found in row.items()}
+            drawn = {j: self.name(total(coefficient(v, self.value(c, k)) for k, v in found)) for j, found in row.items()}
             joined: dict[int, str] = {}
             for number, f in wanted:
                 target = outputs[number].target
@@ -411,75 +443,18 @@ class _Writer:
                     continue
                 x = f[x_slot]
                 if x not in joined:
-                    joined[x] = self.name(total(f"{self._value(x, j)} * {cell}" for j, cell in drawn.items()))
+                    joined[x] = self.name(total(f"{self.value(x, j)} * {cell}" for j, cell in drawn.items()))
                 if target == "weights":
-                    dots[number].append(f"{self._value(f[y_slot], i)} * {joined[x]}")
+                    dots[number].append(f"{self.value(f[y_slot], i)} * {joined[x]}")
                 else:
-                    self._add(number, i, f"{self._value(f['weights'], n)} * {joined[x]}")
+                    self.add(number, i, f"{self.value(f['weights'], n)} * {joined[x]}")
             for number, fills in by_x.items():
                 scaled = self._scaled(n, fills, (i,))[i]
                 for j, cell in drawn.items():
-                    self._add(number, j, f"{scaled} * {cell}")
+                    self.add(number, j, f"{scaled} * {cell}")
 
-    def _weights(self, number: int, n: int, value: str) -> None:
+    def weights(self, number: int, n: int, value: str) -> None:
         if self._grouped(self.p.outputs[number]):
-            self._add(number, n, value)
+            self.add(number, n, value)
         else:
             self._store(number, "edge", n, self.name(value), "full", self.body)
-
-    def _wide_path(self, n: int, path: Path) -> None:
-        entries = [(self._entry(n, path, t), t.coefficient) for t in terms(path)]
-        cells = sorted({(e["a"], e["b"]) for e, _ in entries})
-        drawn: dict[int, dict[tuple[int, int], str]] = {}
-        sides: dict[tuple[str, int, int], dict[int, str]] = {}
-
-        def joined(c: int) -> dict[tuple[int, int], str]:
-            """N[i, j] = Σ_k K[i, j, k] c[k]."""
-            if c not in drawn:
-                parts = defaultdict(list)
-                for e, value in entries:
-                    parts[e["a"], e["b"]].append(coefficient(value, self._value(c, e["result"])))
-                drawn[c] = {cell: self.name(total(p)) for cell, p in parts.items()}
-            return drawn[c]
-
-        def side(slot: str, x: int, c: int) -> dict[int, str]:
-            """Σ over the components of operand x, which fills `slot`, of N: what stands at the other slot."""
-            if (slot, x, c) not in sides:
-                cell, parts = joined(c), defaultdict(list)
-                for i, j in cells:
-                    here, there = (i, j) if slot == "a" else (j, i)
-                    parts[there].append(f"{self._value(x, here)} * {cell[i, j]}")
-                sides[slot, x, c] = {at: self.name(total(p)) for at, p in parts.items()}
-            return sides[slot, x, c]
-
-        for number, o in enumerate(self.p.outputs):
-            fills = [o.filled(use) for use in o.uses]
-            if o.target == "result":
-                for w in dict.fromkeys(f["weights"] for f in fills):
-                    own = [f for f in fills if f["weights"] == w]
-                    outer = {}
-                    for i, j in cells:
-                        key = (i, j, *((f["a"], f["b"]) for f in own))
-                        if key not in self.outer:
-                            self.outer[key] = self.name(total(f"{self._value(f['a'], i)} * {self._value(f['b'], j)}" for f in own))
-                        outer[i, j] = self.outer[key]
-                    by_row = defaultdict(list)
-                    for e, factor in entries:
-                        by_row[e["result"]].append(coefficient(factor, outer[e["a"], e["b"]]))
-                    for k, parts in by_row.items():
-                        self._add(number, k, f"{self._value(w, n)} * ({total(parts)})")
-            elif o.target in ("a", "b"):
-                other = "b" if o.target == "a" else "a"
-                for f in fills:
-                    for at, value in side(other, f[other], f["result"]).items():
-                        self._add(number, at, f"{self._value(f['weights'], n)} * {value}")
-            else:
-                parts = []
-                for f in fills:
-                    parts += [f"{self._value(f['a'], i)} * {u}" for i, u in side("b", f["b"], f["result"]).items()]
-                self._weights(number, n, total(parts))
-
-    @property
-    def outer(self) -> dict:
-        """Products of two operands' components that an earlier path made."""
-        return self.__dict__.setdefault("_outer", {})

@@ -8,11 +8,12 @@ from typing import NamedTuple
 
 from sexpgpu.backends.cuda.cartesian.cache import Cache, generation
 from sexpgpu.backends.cuda.cartesian.lanes import Lanes, suits
-from sexpgpu.backends.cuda.cartesian.plan import Launch, rank_costs
+from sexpgpu.backends.cuda.cartesian.plan import Launch, held_by_rows, rank_costs
 from sexpgpu.backends.cuda.cartesian.product import Product
 from sexpgpu.backends.cuda.cartesian.source import AT_NODE
 
 REGISTERS = 110  # of values that live through the loop, a thread
+FORWARD = 50  # values that a result by rows may hold a channel so that a thread takes two
 
 
 class Tile(NamedTuple):
@@ -80,7 +81,7 @@ def across_of(threads: int) -> int:
 
 def default(product: Product, launch: Launch, interpreted: bool = False) -> Tile | Lanes:
     """A convolution thread by thread: 128 bytes of an edge's channels to a group of lanes, less where they fit better. Otherwise tiles, by count
-    of what lives: two channels a thread where registers allow, four rows a program."""
+    of what lives: two channels a thread where registers allow, four rows a program. A product by rows of all channels: a warp a row, one row after another."""
     c = product.form.channels
     if launch.mode in AT_NODE and suits(product):
         if any(product.inner):
@@ -96,6 +97,9 @@ def default(product: Product, launch: Launch, interpreted: bool = False) -> Tile
         channels = power(c)
         rows = max(1, 128 // channels)
         return Tile(rows, channels, max(1, rows * channels // 32))
+    if launch.mode == "rows" and product.narrow is None:
+        alone = all(product.outputs[n].target == "result" for n in launch.outputs) and not product.second
+        return Tile(1, 64 if alone and c % 64 == 0 and held_by_rows(product, launch.outputs) <= FORWARD else 32, 1)
     double = c % 64 == 0 and live(product, launch) * (4 if wide else 2) <= REGISTERS
     return Tile(4, 64 if double else 32, 4)
 
