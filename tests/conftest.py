@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,10 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault(
     "OMP_NUM_THREADS", "1"
 )
+
+# A shell that runs the tests in the background (`.ci/run &` in a script) has Ctrl-C ignored, and whatever the tests start inherits that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ N[i, j] = Σ_k K[i, j, k] c[k], and to weigh the sums over j and i: gradients by
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from typing import Protocol
 

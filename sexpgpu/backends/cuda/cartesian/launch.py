@@ -16,7 +16,7 @@ from sexpgpu.backends.cuda.cartesian.cache import Cache
 from sexpgpu.backends.cuda.cartesian.config import Config, config
 from sexpgpu.backends.cuda.cartesian.plan import Launch, plan
 from sexpgpu.backends.cuda.cartesian.product import Product, of_node, rows_of
-from sexpgpu.backends.cuda.cartesian.source import NAME, generate
+from sexpgpu.backends.cuda.cartesian.source import NAME, Kernel, generate
 from sexpgpu.backends.cuda.cartesian.tune import Kept, Tile, default
 from sexpgpu.backends.cuda.references import reference
 from sexpgpu.diagnostics import Diagnostic, render
@@ -31,7 +31,7 @@ LONGEST = 256  # edges of a walk
 SPLIT = 128  # nodes of a program that divides walks
 TILE = 512  # numbers that a program adds up at once
 WAVE = 1056  # programs that an H200 runs at once, eight of one warp a multiprocessor: rows of partial sums beyond that would be read again for nothing
-SUMMED = 8192  # numbers of partial sums that a program adds up at once
+SUMMED, ACROSS = 8192, 32  # numbers of partial sums that a program adds up at once, and their columns
 FEW = 16  # columns of rows that are added at indices which no product has: more of them the library adds
 
 
@@ -184,14 +184,15 @@ class Runner:
         """The compiled function of a launch, and how it takes its arguments. `onto`: that of a part of the edges."""
         part = product.only([product.outputs[n] for n in launch.outputs])
         common = part, launch.mode, launch.paths(product.form)
-        key: tuple[Any, ...]
+        made: Callable[[], Kernel]
         if isinstance(tile, lanes.Lanes):
             own = tile._replace(registers=0)
-            key = *common, own, *["onto"] * onto
+            key, made = (*common, own, *["onto"] * onto), lambda: lanes.generate(*common, own, onto)
         else:
-            key = *common, product.form.channels % tile.channels == 0, *["single"] * (launch.mode == "rows" and tile.rows == 1)
+            whole, single = product.form.channels % tile.channels == 0, launch.mode == "rows" and tile.rows == 1
+            key, made = (*common, whole, *["single"] * single), lambda: generate(*common, whole, single)
         if key not in self._functions:
-            kernel = lanes.generate(*common, own, onto) if isinstance(tile, lanes.Lanes) else generate(*common, key[3], len(key) > 4)
+            kernel = made()
             text = self.cache.source(repr(key), lambda: kernel.source)
             self._functions[key] = modules.load(text, NAME), kernel
         return self._functions[key]
@@ -246,8 +247,8 @@ class Runner:
         out = torch.empty((1, columns), dtype=torch.bfloat16 if low else parts.dtype, device=parts.device)
         types = import_module("triton.language")
         wide = types.float64 if parts.dtype == torch.float64 else types.float32
-        across = 32
-        import_module("sexpgpu.backends.cuda.cartesian.kernels").summed[(-(-columns // across),)](parts, out, rows, columns, SUMMED // across, across, wide, low, num_warps=16)
+        hand = import_module("sexpgpu.backends.cuda.cartesian.kernels")
+        hand.summed[(-(-columns // ACROSS),)](parts, out, rows, columns, SUMMED // ACROSS, ACROSS, wide, low, num_warps=16)
         return out
 
     def run(self, product: Product, operands: Sequence[Operand], edges: Edges | None, rows: int, launches: Sequence[Launch] | None = None) -> list[torch.Tensor]:
