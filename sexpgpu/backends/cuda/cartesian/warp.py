@@ -98,6 +98,10 @@ if INTERPRETED:
         data = x.handle.data.reshape(-1, 32)
         number, lanes = (getattr(n, "value", n) for n in (number, lanes))
         return _tensor(np.ascontiguousarray(data[:, np.arange(32) // lanes * lanes + number]).reshape(-1), tl.float32)
+
+    def at_lane(x: Any, lane: Any) -> Any:
+        """The value of the lane of this number, 0 to 31."""
+        return _tensor(np.take_along_axis(x.handle.data.reshape(-1, 32), lane.handle.data.reshape(-1, 32), 1).reshape(-1), tl.float32)
 else:
 
     @triton.jit
@@ -126,6 +130,11 @@ else:
         return tl.inline_asm_elementwise("shfl.sync.idx.b32 $0, $1, $2, $3, 0xffffffff;", "=f,f,r,r", [x, number, (32 - lanes) * 256 + 31],
                                          dtype=tl.float32, is_pure=True, pack=1)
 
+    @triton.jit
+    def at_lane(x, lane):
+        """The value of the lane of this number, 0 to 31."""
+        return tl.inline_asm_elementwise("shfl.sync.idx.b32 $0, $1, $2, 0x1f, 0xffffffff;", "=f,f,r", [x, lane], dtype=tl.float32, is_pure=True, pack=1)
+
 
 @triton.jit
 def with_lane(x, apart: tl.constexpr):
@@ -137,16 +146,3 @@ def with_lane(x, apart: tl.constexpr):
 def joined(a, b):
     """Two i32 as an i64."""
     return (b.to(tl.int64) << 32) | (a.to(tl.int64) & 0xFFFFFFFF)
-
-
-if INTERPRETED:
-
-    def at_lane(x: Any, lane: Any) -> Any:
-        """The value of the lane of this number, 0 to 31."""
-        return _tensor(np.take_along_axis(x.handle.data.reshape(-1, 32), lane.handle.data.reshape(-1, 32), 1).reshape(-1), tl.float32)
-else:
-
-    @triton.jit
-    def at_lane(x, lane):
-        """The value of the lane of this number, 0 to 31."""
-        return tl.inline_asm_elementwise("shfl.sync.idx.b32 $0, $1, $2, 0x1f, 0xffffffff;", "=f,f,r", [x, lane], dtype=tl.float32, is_pure=True, pack=1)
