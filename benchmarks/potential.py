@@ -9,7 +9,8 @@
 
 One process: both sides have the same crystal (diamond, displaced), species, neighbours, parameters (ours, carried over by name) and
 labels, float32 with TF32 off, and AdamW. `eager` is flashcart as its users run it, with its Triton kernels; `graph` its whole call or step,
-captured by hand into one CUDA graph. Values are compared before anything is timed: f32 with f32, on the same device.
+captured by hand into one CUDA graph; `compiled`, where it is asked for (`--sides`), its own `use_compile`: torch.compile of the prediction, whose compiler tunes
+and compiles every kernel anew, which takes minutes. Values are compared before anything is timed: f32 with f32, on the same device.
 
 A side is measured alone, in a short block, as soon as it stands, and its row is printed; rows of a pass with all sides, in blocks that take
 turns, come at the end of a size. On stderr each stage says how long it took, and what Triton found and compiled meanwhile; at `--seconds`, and
@@ -57,6 +58,7 @@ from sexpgpu.run.measure import measured
 PROGRAM = Path(__file__).parent / "programs" / "flashcart.lisp"
 SIZES = ("paper-69k", "paper-1.1M", "paper-0.5M", "paper-3.0M")
 SIDES = ("ours", "eager", "graph")
+MORE = ("compiled",)  # only if named
 PASSES = ("energy+forces", "training step")
 COPY = 4.27e12  # bytes/s of a device copy on the H200, read and written
 DIAMOND = 3.567  # Å, the cubic cell
@@ -224,10 +226,11 @@ class Steps:
 class Theirs:
     """flashcart's potential with our parameters (its own if None), on the crystal's edges as we find them. kernels: of Triton; cut: edges left out."""
 
-    def __init__(self, ours: Ours, params: dict[str, torch.Tensor] | None, device: str, capturable: bool, kernels: bool | None = None, cut: int = 0):
+    def __init__(self, ours: Ours, params: dict[str, torch.Tensor] | None, device: str, capturable: bool, kernels: bool | None = None, cut: int = 0, compiled: bool = False):
         from flashcart.model.flashcart import FlashCartPotential
 
         no_gpu.narrow()
+        self.how = {"use_compile": True} if compiled else {}
         crystal, knob = ours.crystal, ours.knob
         self.model = FlashCartPotential(
             elements=ELEMENTS, r_max=ours.cutoff, n_hidden_feats=int(knob("channels")), l_max_hidden_feats=int(knob("l-hidden")),
@@ -254,12 +257,12 @@ class Theirs:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3, weight_decay=0.0, fused=device == "cuda", capturable=capturable)
 
     def infer(self) -> tuple[torch.Tensor, torch.Tensor]:
-        out = self.model.predict(self.data, compute_forces=True)
+        out = self.model.predict(self.data, compute_forces=True, **self.how)
         return out["energy"], out["forces"]
 
     def train(self) -> torch.Tensor:
         self.optimizer.zero_grad(set_to_none=True)
-        out = self.model.predict(self.data, compute_forces=True, create_graph=True)
+        out = self.model.predict(self.data, compute_forces=True, create_graph=True, **self.how)
         loss = ((out["energy"] - self.energy) / self.atoms).square().mean() + (out["forces"] - self.forces).square().mean()
         loss.backward()
         self.optimizer.step()
@@ -360,8 +363,8 @@ class Size:
         """Builds ours, and then every side that is begun in time."""
         self.attempt("ours", PASSES[0], self._energies)
         self.attempt("ours", PASSES[1], self._steps)
-        for side in (s for s in SIDES[1:] if s in chosen):
-            model = self.attempt(side, "model", lambda side=side: Theirs(self.ours, self.params, self.device, side == "graph"))
+        for side in (s for s in SIDES[1:] + MORE if s in chosen):
+            model = self.attempt(side, "model", lambda side=side: Theirs(self.ours, self.params, self.device, side == "graph", compiled=side == "compiled"))
             if model is not None:
                 self.kept.append(model)
                 self.base["edges"] = model.edges
@@ -420,7 +423,7 @@ class Size:
         model.infer()  # tunes: what a tuner takes is no part of the peak
         self._tuned(side)
         (work, value), peak = peaked(lambda: captured(model.infer) if side == "graph" else (model.infer, model.infer()), self.device)
-        work()
+        value = work() or value  # what torch.compile gave is overwritten by the next call
         self.kept.append(value)
         energy, forces = value
         theirs = {"energy": energy.reshape(-1)[0], "forces": forces}

@@ -51,7 +51,7 @@ from sexpgpu.passes.simplify import simplify
 
 COPY = 4.27e12  # bytes/s of a device copy on the H200, read and written
 SIDES = ("ours", "flashcart", "cuequivariance", "openequivariance")
-MORE = ("flashcart-edge",)  # with FLASHCART_TP_SCATTER_KERNEL=edge
+MORE = ("flashcart-edge", "flashcart-compiled")  # with FLASHCART_TP_SCATTER_KERNEL=edge; with torch.compile, which differentiates once
 PASSES = ("forward", "with backward", "with double backward")
 DIAMOND = 3.567  # Å, the cubic cell
 
@@ -332,7 +332,7 @@ def by_autograd(function: Callable[..., torch.Tensor], data: Data) -> dict[str, 
     return dict(zip(PASSES, (forward, backward, double), strict=True))
 
 
-def flashcart(data: Data, tiny: bool) -> dict[str, Side]:
+def flashcart(data: Data, tiny: bool, compiled: bool = False) -> dict[str, Side]:
     """As its own users run it: its Triton kernels (its PyTorch path in a dry run), tuned."""
     from flashcart import o3
 
@@ -343,7 +343,8 @@ def flashcart(data: Data, tiny: bool) -> dict[str, Side]:
     case, form = data.case, data.case.form
     module = o3.TensorProduct(*case.ranks, form.channels_a, form.channels_b, use_triton=not tiny, shared_weights=case.shared)
     ends = (data.receivers, data.senders) if case.edges else ()
-    return by_autograd(lambda a, b, w: module(a, b, w, *ends), data)
+    called = torch.compile(module, fullgraph=True, dynamic=False) if compiled else module
+    return by_autograd(lambda a, b, w: called(a, b, w, *ends), data)
 
 
 def flashcart_edge(data: Data, tiny: bool) -> dict[str, Side]:
@@ -473,6 +474,7 @@ def makers(names: list[str], run: Runner, tiny: bool) -> dict[str, Callable[[Dat
         "ours": lambda data: ours(data, run),
         "flashcart": lambda data: flashcart(data, tiny),
         "flashcart-edge": lambda data: flashcart_edge(data, tiny),
+        "flashcart-compiled": lambda data: flashcart(data, tiny, True),
         "cuequivariance": lambda data: cuequivariance(data, tiny),
         "openequivariance": lambda data: openequivariance(data, tiny),
     }
@@ -541,7 +543,7 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 def as_table(rows: list[dict[str, Any]]) -> str:
     """A line a case: the worst error beside float64, and of each pass our ms, its share of the floor's time, and how much longer each other side takes."""
-    short = {"flashcart": "f", "flashcart-edge": "e", "cuequivariance": "c", "openequivariance": "o"}
+    short = {"flashcart": "f", "flashcart-edge": "e", "flashcart-compiled": "t", "cuequivariance": "c", "openequivariance": "o"}
     worst = {r["name"].removeprefix("check ").removesuffix(" f32"): r["worst"] for r in rows if "worst" in r}
     lines: dict[str, list[str]] = {}
     for r in rows:
