@@ -137,7 +137,7 @@ def ops(seconds: float, folder: Path) -> dict[str, Any]:
     """Every op, its gradient, odd sizes, bf16 in memory, NaN and draws beside the interpreter, in memory of NaN between guard bands."""
     script = str(ROOT / "tests/cuda/ops_in_triton.py")
     shares = {f"{part} {i}/4": ([script, part], {"TESTED_PART": f"{i}/4"}) for part in ("f64", "f32") for i in range(4)}
-    jobs = shares | {part: ([script, part], {}) for part in ("sizes", "low", "special", "draws", "second")}
+    jobs = shares | {part: ([script, part], {}) for part in ("sizes", "single", "low", "special", "draws", "second")}
     own = {"TESTED_DEVICE": "cuda", "XDG_CACHE_HOME": str(folder / "cache")}  # products that are timed beside other work are not kept
     found = together({n: (words, own | more) for n, (words, more) in jobs.items()}, seconds, 13)
     failures, count = [], 0
@@ -149,6 +149,22 @@ def ops(seconds: float, folder: Path) -> dict[str, Any]:
         failures += [f"{name}: {text}" for text in told["failures"]]
         count += told["count"]
     return {"ok": not failures, "graphs": count, "failures": len(failures), "first": failures[:12]}
+
+
+def oracle(seconds: float, folder: Path) -> dict[str, Any]:
+    """Every entry of flashcart's oracle in f32 by compiled graphs: 2e-5 (tests/flashcart/oracle_in_triton.py)."""
+    script = str(ROOT / "tests/flashcart/oracle_in_triton.py")
+    own = {"TESTED_DEVICE": "cuda", "XDG_CACHE_HOME": str(folder / "cache"), "FLASHCART_CACHE_DIR": str(folder / "flashcart")}
+    found = together({f"{i}/14": ([script], own | {"TESTED_PART": f"{i}/14"}) for i in range(14)}, seconds, 14)
+    failures, small, worst, count = [], [], 0.0, 0
+    for name, done in found.items():
+        if done.code != 0 or not done.out.strip():
+            failures.append(f"{name}: {done.trouble()}")
+            continue
+        said, told = (json.loads(line) for line in done.out.strip().splitlines()[-2:])
+        worst, count = max(worst, said["worst"]), count + told["count"]
+        failures, small = [*failures, *told["failures"]], [*small, *said["small"]]
+    return {"ok": not failures, "values": count, "worst": worst, "cancel": small, "failures": len(failures), "first": failures[:12]}
 
 
 def flights(seconds: float, folder: Path) -> dict[str, Any]:
@@ -405,6 +421,7 @@ def script(*words: str) -> Callable[[float, Path], dict[str, Any]]:
 #: name -> (what it does, seconds that it may take)
 PARTS: dict[str, tuple[Callable[[float, Path], dict[str, Any]], float]] = {
     "ops": (ops, 150),
+    "oracle": (oracle, 240),
     "flights": (flights, 90),
     "follow": (follow, 90),
     "repeat": (repeat, 150),

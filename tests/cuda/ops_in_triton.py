@@ -108,6 +108,31 @@ def sizes():
     return failures, count
 
 
+# --- one element of an axis ---
+
+
+def single():
+    """One column of what depends on the column: the emitter knows then which operand it is, or that it is none."""
+    failures, count = [], 0
+    for rows, width in ((6, 2), (17, 5), (1, 3)):
+        x, y = (build("input", name=n, shape=(rows, width), dtype="f32", batch=False) for n in "xy")
+        rng = np.random.default_rng(rows)
+        bindings = {n: torch.tensor(rng.standard_normal(n.type.shape)).float() for n in (x, y)}
+        whole = {
+            "joined": build("concat", x, build("+", x, y), build("exp", y), axis=1), "flat": build("concat", y, x, axis=0),
+            "padded": build("pad", x, before=(1, 2), after=(0, 1), value=0.5), "apart": build("pad", x, before=(0, 0), after=(0, 0), interior=(0, 1), value=2.0),
+            "lower": build("tril", build("*", x, y)), "turned": build("flip", build("concat", x, y, axis=1), axis=(1,)),
+        }
+        for name, node in whole.items():
+            for axis in (0, 1):
+                for at in range(node.type.shape[axis]) if axis else (0, node.type.shape[0] - 1):
+                    piece = build("slice", node, axis=axis, start=at, stop=at + 1)
+                    graph = {"piece": build("+", piece, constant(1.0, "f32")), "sum": build("sum", piece, axis=axis)}
+                    failures += [f"{name} {rows} {width} axis {axis} at {at}: {text}" for text in compare(graph, bindings, 3e-5)]
+                    count += 1
+    return failures, count
+
+
 # --- bf16 in memory ---
 
 
@@ -232,6 +257,7 @@ PARTS = {
     "f64": lambda: cases("f64", 1e-9),
     "f32": lambda: cases("f32", 2e-4),
     "sizes": sizes,
+    "single": single,
     "low": low,
     "special": special,
     "draws": draw,

@@ -8,7 +8,7 @@ from support_cuda import interpreted
 pytest.importorskip("triton")
 
 #: part of ops_in_triton.py -> the least that it compares
-PARTS = {"f64": 220, "f32": 220, "sizes": 36, "low": 14, "special": 8, "draws": 3, "second": 6}
+PARTS = {"f64": 220, "f32": 220, "sizes": 36, "single": 142, "low": 14, "special": 8, "draws": 3, "second": 6}
 
 
 @pytest.mark.parametrize("part", PARTS)

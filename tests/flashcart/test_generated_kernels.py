@@ -61,6 +61,13 @@ def test_values_of_the_oracle():
         assert rows[f"graph_l2 {dtype}"]["ops"] == 8 and rows[f"graph_l2 {dtype}"]["joint"] == 7
 
 
+def test_the_oracle_by_compiled_graphs(tmp_path):
+    """All of it in f32; on a GPU it is `benchmarks/on_gpu.py --part oracle`."""
+    said, told = interpreted(HERE / "oracle_in_triton.py", FLASHCART_CACHE_DIR=str(tmp_path))
+    assert not told["failures"] and told["count"] == 316 and said["worst"] <= 2e-5
+    assert len(said["small"]) <= 2, said["small"]
+
+
 def test_graphs_channels_and_dtypes():
     rows = interpreted(HERE / "generated.py", "graphs")
     assert [r["name"] for r in rows] == [*(f"channels {c}" for c in (1, 3, 20, 64, 127)), "no edges", "isolated", "one node", "bf16",

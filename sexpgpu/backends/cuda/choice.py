@@ -168,6 +168,13 @@ def workspace(device: torch.device) -> torch.Tensor:
 
 
 @cache
+def stream() -> torch.cuda.Stream:
+    """The stream on which graphs are rehearsed and captured, and products measured: one, as torch keeps a workspace of 32 MiB for each that it has
+    seen."""
+    return torch.cuda.Stream()
+
+
+@cache
 def side() -> torch.cuda.Stream:
     """The stream of launches that are set aside."""
     return torch.cuda.Stream()
@@ -300,7 +307,7 @@ def measure(product: Product, candidates: Sequence[Candidate], apart: Callable[[
     space = workspace(outputs[0].device)
     ways: dict[str, Callable[[], None]] = {APART: apart}
     ways |= {c.name: lambda c=c: product.run(c, space) for c in candidates}  # type: ignore[misc]
-    current, clock = torch.cuda.current_stream(), _clock()
+    current, clock = torch.cuda.current_stream(), stream()
     clock.wait_stream(current)
     with torch.cuda.stream(clock):
         before = outputs[0].clone() if product.onto else None
@@ -309,12 +316,6 @@ def measure(product: Product, candidates: Sequence[Candidate], apart: Callable[[
             outputs[0].copy_(before)
     current.wait_stream(clock)
     return chosen
-
-
-@cache
-def _clock() -> torch.cuda.Stream:
-    """The stream of measurements; one, as torch keeps a workspace for each that it has seen."""
-    return torch.cuda.Stream()
 
 
 def pick(times: Mapping[str, float], ways: Mapping[str, Callable[[], None]], outputs: Sequence[torch.Tensor], before: torch.Tensor | None,

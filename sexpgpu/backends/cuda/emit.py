@@ -390,14 +390,16 @@ class Emitter:
     def _concat(self, node: Node, index: Index, extra: tuple[str, ...], key: tuple) -> str:
         axis = node.attrs["axis"]
         text, axes = self.expression(index[axis]), self.spread(index[axis])
-        parts: list[tuple[str, str]] = []
-        first = 0
+        low, high = index[axis].bounds
+        first, reached = 0, []
         for x, at, end in joined(node, index):
-            if not x.type.size:
-                continue
-            inside = self.put(f"(as_tensor({text}) >= {first}) & (as_tensor({text}) < {end})", axes)
-            parts.append((inside, self.value(x, at, (*extra, inside))))
+            if x.type.size and first <= high and end > low:
+                reached.append((x, at, first, end))
             first = end
+        parts: list[tuple[str, str]] = []
+        for x, at, first, end in reached:
+            inside = self.put(f"(as_tensor({text}) >= {first}) & (as_tensor({text}) < {end})", axes) if len(reached) > 1 else ""
+            parts.append((inside, self.value(x, at, (*extra, inside) if inside else extra)))
         found = parts[-1][1]
         for inside, name in reversed(parts[:-1]):
             found = self.put(f"where({inside}, {name}, {found})", self.join([inside, name, found]))

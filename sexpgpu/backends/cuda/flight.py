@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from sexpgpu.backends.cuda import choice
 from sexpgpu.backends.interpreter.program import Result
 from sexpgpu.passes.bounds import BAD
 
@@ -210,14 +211,14 @@ class Replay:
         self.work, self.graph = work, None
         if device.type != "cuda":
             return
-        stream = torch.cuda.Stream()
+        stream = choice.stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             (rehearse or work)()
         torch.cuda.current_stream().wait_stream(stream)
         torch.cuda.synchronize()
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, pool=pool, capture_error_mode="thread_local"):
+        with torch.cuda.graph(self.graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
             work()
 
     def run(self) -> None:
