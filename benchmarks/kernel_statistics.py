@@ -70,7 +70,8 @@ def compiled(product: Product, launch: Launch, tile: Tile | lanes.Lanes) -> byte
             signature[name] = "*i32" if name in (*WALK, "senders", "receivers") else "i32"
     if launch.mode == "edge" or product.dtype == "bf16":  # sums that are not final are f32
         for i, n in enumerate(launch.outputs):
-            low = product.dtype == "bf16" and launch.mode != "edge" and product.outputs[n].target != product.narrow
+            whole = product.shared and product.outputs[n].target == "weights"  # a row of partial sums a program
+            low = product.dtype == "bf16" and launch.mode != "edge" and product.outputs[n].target != product.narrow and not whole
             constants[f"LOW{i}"] = low
             signature[f"o{i}"] = POINTER["bf16" if low else "f64" if product.dtype == "f64" else "f32"]
     options = {"num_warps": tile.warps} | ({"maxnreg": tile.registers} if isinstance(tile, lanes.Lanes) and tile.registers else {})

@@ -12,6 +12,7 @@ launchers in C are linked; without it they are compiled on the device, in 0.3 s 
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import io
 import json
@@ -23,7 +24,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 
@@ -298,6 +299,13 @@ def tune_quickly(warmup: int, rep: int) -> None:
     Autotuner.do_bench = property(quick)
 
 
+def settle() -> None:
+    """Triton's tuners keep the candidates that they have chosen, alone: torch.compile would compile and measure all of them once more."""
+    for tuner in [x for x in gc.get_objects() if issubclass(type(x), Autotuner)]:  # a proxy of what is gone has no other type
+        if tuner.cache:
+            tuner.configs = list({str(config): config for config in tuner.cache.values()}.values())
+
+
 class Tuners:
     """Triton's tuners, from now on in this process: each candidate is measured for so many ms. `carried`: only candidates whose kernels are in Triton's
     cache, and of a tuner that has none there the first is compiled and taken unmeasured. Once `over()`, a candidate raises TimeoutError.
@@ -322,6 +330,7 @@ class Tuners:
             self.told["left_out" if self._refused else "measured"] += 1
             return found
 
+        @wraps(make)  # torch.compile looks at its signature
         def made(source: ASTSource, *args: Any, **given: Any) -> Any:
             """What Triton asks for where a kernel is not in its cache."""
             if self._refuses:

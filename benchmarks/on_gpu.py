@@ -421,7 +421,7 @@ def script(*words: str) -> Callable[[float, Path], dict[str, Any]]:
 #: name -> (what it does, seconds that it may take)
 PARTS: dict[str, tuple[Callable[[float, Path], dict[str, Any]], float]] = {
     "ops": (ops, 150),
-    "oracle": (oracle, 240),
+    "oracle": (oracle, 500),
     "flights": (flights, 90),
     "follow": (follow, 90),
     "repeat": (repeat, 150),

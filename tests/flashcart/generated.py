@@ -342,7 +342,21 @@ def main(what):
             kept = products()
             kept._run().tile = lambda *what: tune.Tile(1, 4, 1)
             both(f"rows one by one {channels} {dtype}", b, of_rows(b, 3, channels, ranks, True, reduced), kept, 0.03 if dtype == "bf16" else 2e-5)
-        launch.WAVE = 1056
+        launch.WAVE = 4  # two programs, of three rows and of two; two blocks of channels, the second nearly empty
+        b, kept = Bench("f32"), products()
+        kept._run().tile = lambda *what: tune.Tile(1, 32, 1)
+        both("rows one by one 33 f32", b, of_rows(b, 5, 33, (1, 1, 1), True, False), kept, 2e-5)
+        launch.WAVE, launch.SPAN = 1056, 300
+        run, worst = products()._run(), 0.0
+        for rows, columns, dtype in ((0, 3, "f32"), (1, 1, "f32"), (300, 40, "f32"), (301, 33, "f32"), (1000, 1, "bf16"), (2500, 3, "f64"), (700, 2, "")):  # sums of sums beyond SPAN rows
+            parts = torch.tensor(rng.standard_normal((rows, columns)), dtype=torch.float64 if dtype == "f64" else torch.float32)
+            found = run.summed(parts, dtype)
+            assert found.shape == (1, columns) and found.dtype == (torch.bfloat16 if dtype == "bf16" else parts.dtype)
+            expected = parts.double().sum(0).to(found.dtype).double()
+            worst = max(worst, float(((found[0].double() - expected).abs() / (1 + expected.abs())).max()) / (2**10 if dtype == "bf16" else 1))
+        print(json.dumps({"name": "sums of rows", "worst": worst}), flush=True)
+        assert worst <= 2e-5, worst
+        launch.SPAN = 2048
         for name, changes, walk in (
             ("receiver walk", {}, "receiver"), ("edge", {"scatter": "edge"}, None), ("slots", {"slots": 3}, None),
             ("budgets", {"csr_budget": 3, "bwd_budget": 3, "peak_aware": False}, "receiver"), ("full", {"bwd_split": "full", "dbwd_split": "full"}, None),

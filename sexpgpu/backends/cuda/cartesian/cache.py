@@ -1,6 +1,6 @@
 """Sources of kernels on disk: FLASHCART_CACHE_DIR/product_<key>.py, whose first line is the digest of the rest.
 
-The key is over the generator's own files and all that decides a kernel, so another version writes another file. A file whose digest
+The key is over the files of the generator's own package and of the algebra's, and all that decides a kernel, so another version writes another file. A file whose digest
 does not fit, cut short or edited, is written anew. Files appear whole (written aside, then renamed), so processes may share a folder.
 """
 
@@ -21,11 +21,12 @@ MARK = "# sexpgpu "
 
 @cache
 def generation() -> str:
-    """The digest of what writes sources."""
+    """The digest of what writes sources: all of the folders that the generator stands in and takes its algebra from, so that no file is forgotten."""
     here = Path(__file__)
     digest = sha256()
-    for file in (here.with_name("source.py"), here.with_name("lanes.py"), here.with_name("warp.py"), here.with_name("product.py"), here.parents[3] / "ops" / "cartesian" / "algebra.py"):
-        digest.update(file.read_bytes())
+    for folder in (here.parent, here.parents[3] / "ops" / "cartesian"):
+        for file in sorted(folder.glob("*.py")):
+            digest.update(file.read_bytes())
     return digest.hexdigest()
 
 

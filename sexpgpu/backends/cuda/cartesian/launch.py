@@ -31,6 +31,7 @@ LONGEST = 256  # edges of a walk
 SPLIT = 128  # nodes of a program that divides walks
 TILE = 512  # numbers that a program adds up at once
 WAVE = 1056  # programs that an H200 runs at once, eight of one warp a multiprocessor: rows of partial sums beyond that would be read again for nothing
+SPAN = 2048  # rows of partial sums that one program adds up
 SUMMED, ACROSS = 8192, 32  # numbers of partial sums that a program adds up at once, and their columns
 FEW = 16  # columns of rows that are added at indices which no product has: more of them the library adds
 
@@ -241,15 +242,21 @@ class Runner:
         return edges.folded(out, end).to(TORCH[dtype])
 
     def summed(self, parts: torch.Tensor, dtype: str) -> torch.Tensor:
-        """Rows of sums [rows columns] added up: [1 columns], of the storage dtype, or of their own if it is ""."""
-        rows, columns = parts.shape
-        low = dtype == "bf16"
-        out = torch.empty((1, columns), dtype=torch.bfloat16 if low else parts.dtype, device=parts.device)
-        types = import_module("triton.language")
+        """Rows of sums [rows columns] added up: [1 columns], of the storage dtype, or of their own if it is "". More than SPAN of them, of a walk each, are
+        added in two turns: a few columns are few programs."""
+        types, hand = import_module("triton.language"), import_module("sexpgpu.backends.cuda.cartesian.kernels")
         wide = types.float64 if parts.dtype == torch.float64 else types.float32
-        hand = import_module("sexpgpu.backends.cuda.cartesian.kernels")
-        hand.summed[(-(-columns // ACROSS),)](parts, out, rows, columns, SUMMED // ACROSS, ACROSS, wide, low, num_warps=16)
-        return out
+        columns = parts.shape[1]
+        while True:
+            rows = parts.shape[0]
+            span = rows if rows <= SPAN else -(-rows // -(-rows // SPAN))
+            pieces = max(1, -(-rows // max(1, span)))
+            low = dtype == "bf16" and pieces == 1
+            out = torch.empty((pieces, columns), dtype=torch.bfloat16 if low else parts.dtype, device=parts.device)
+            hand.summed[(-(-columns // ACROSS), pieces)](parts, out, rows, columns, span, SUMMED // ACROSS, ACROSS, wide, low, num_warps=16)
+            if pieces == 1:
+                return out
+            parts = out
 
     def run(self, product: Product, operands: Sequence[Operand], edges: Edges | None, rows: int, launches: Sequence[Launch] | None = None) -> list[torch.Tensor]:
         """Each output [rows components·channels], in the storage dtype. rows: of a product by rows, or nodes of a graph."""

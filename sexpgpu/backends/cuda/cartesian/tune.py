@@ -143,7 +143,10 @@ class Kept:
         found = self.choices.get(self.key(product, launch))
         if not isinstance(found, list) or not all(isinstance(n, int) and n >= 0 for n in found):
             return None
-        return Tile(*found) if len(found) == 3 else Lanes(*found) if len(found) == len(Lanes._fields) else None
+        if len(found) not in (3, len(Lanes._fields)):
+            return None
+        tile = Tile(*found) if len(found) == 3 else Lanes(*found)
+        return tile if all(n > 0 or name in ("registers", "early") for name, n in zip(tile._fields, tile, strict=True)) else None
 
     def walk(self, product: Product) -> str | None:
         """`sender` or `receiver`, of a product's gradients."""
