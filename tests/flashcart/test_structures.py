@@ -93,6 +93,10 @@ MISTAKES = [
     ("E-DATA-061", "frame 2 has no energy (`energy`)", WATER + WATER.replace("energy=", "e=")),
     ("E-DATA-061", "has no forces", WATER.replace(":forces:R:3", "")),
     ("E-DATA-062", "frame 1: the element `He`", WATER.replace("O 0", "He 0")),
+    ("E-DATA-062", "frame 1: `h` is no chemical element", WATER.replace("H 0.96", "h 0.96")),
+    ("E-DATA-060", "frame 2: atoms 1 and 3 stand at one place", WATER + WATER.replace("H -0.24 0.93 0", "H 0 0 0")),
+    ("E-DATA-060", "`pos` has `1.0D-1`, which is no number", WATER.replace("0.96", "1.0D-1")),
+    ("E-DATA-060", "`energy` stands there twice", WATER.replace("energy=-10.5", "energy=-10.5 energy=-11")),
     ("E-DATA-060", "frame 1, line 4: 6 columns, and Properties need 7", WATER.replace("-0.1 0.25 0", "-0.1 0.25")),
     ("E-DATA-060", "line 1: expected a number of atoms", "three" + WATER[1:]),
     ("E-DATA-060", "line 6: expected a number of atoms", WATER + "9" + WATER[1:]),
@@ -113,6 +117,33 @@ def test_mistakes_name_their_frame(tmp_path, code, words, text):
     with pytest.raises(SexpError) as caught:
         opened(tmp_path, text)
     assert caught.value.diagnostic.code == code and words in caught.value.diagnostic.message
+
+
+@pytest.mark.parametrize("text, help", [
+    (WATER.replace("energy=", "REF_energy="), ':energy-key "REF_energy"'),
+    (WATER.replace("forces:", "REF_force:"), ':forces-key "REF_force"'),
+    (WATER.replace("O 0", "o 0"), "`O` is how it is written"),
+    (WATER.replace("O 0", "8 0"), "species are the symbols of chemical elements"),
+    (WATER.replace("O 0", "He 0"), ":elements (H O He)"),
+], ids=str)  # fmt: skip
+def test_mistakes_tell_the_mend(tmp_path, text, help):
+    with pytest.raises(SexpError) as caught:
+        opened(tmp_path, text)
+    assert help in caught.value.diagnostic.help
+
+
+def test_a_slab_whose_third_vector_is_zero(tmp_path):
+    """As ASE writes it: the direction that is not periodic needs no vector."""
+    slab = WATER.replace('pbc="F F F"', 'Lattice="3 0 0 0 3 0 0 0 0" pbc="T T F"')
+    high = slab.replace("0 0 0 0\"", "0 0 0 40\"")
+    (one, two), apart = parse(source(tmp_path), slab + high), []
+    for frame in (one, two):
+        apart.append(edges_of(frame.positions, frame.cell, frame.periodic, 2.9))
+    assert len(apart[0][0]) > 4
+    for x, y in zip(*apart, strict=True):
+        np.testing.assert_allclose(x, y)
+    turned = parse(source(tmp_path), slab.replace("3 0 0 0 3 0 0 0 0", "0 0 0 2 2 0 0 0 3").replace("T T F", "F T T"))
+    assert len(edges_of(*((f := next(turned)).positions, f.cell, f.periodic), 2.9)[0]) > 4
 
 
 def brute(positions, cell, periodic, cutoff):

@@ -10,7 +10,7 @@ import contextlib
 import hashlib
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
@@ -22,12 +22,13 @@ import vesin
 
 from sexpgpu.diagnostics import fail
 from sexpgpu.experiment.model import DataSource
-from sexpgpu.experiment.structures import ENERGIES, LENGTHS
+from sexpgpu.experiment.structures import ELEMENTS, ENERGIES, LENGTHS
 from sexpgpu.run.data.cache import Say, key_of, open_cache, silent
 from sexpgpu.run.data.files import no_rows, read_bytes, unpacked
 from sexpgpu.run.data.structures import Structures, joined
 
 _PAIR = re.compile(r"""([^\s="']+)=("(?:[^"\\]|\\.)*"|'[^']*'|\{[^}]*\}|\[[^\]]*\]|[^\s]+)""")
+NEAREST = 1e-6  # Å between two atoms, at least
 _VOIGT = (0, 4, 8, 5, 2, 1)  # xx yy zz yz xz xy of nine numbers
 _TRUE, _FALSE = ("T", "TRUE", "1"), ("F", "FALSE", "0")
 
@@ -65,7 +66,10 @@ def _opened(source: DataSource, path: Path, digest: str, options: Any, say: Say)
         frames = list(parse(source, unpacked(source, path).decode("utf-8", "replace")))
         if not frames:
             no_rows(source, "no frames")
-        edges = neighbours(frames, source.options["cutoff"], key_of("neighbours", digest, options), say)
+        def bad(number: int, what: str) -> NoReturn:
+            fail("E-DATA-060", f"{source.location}, frame {number}: {what}", source.location_span or source.span)
+
+        edges = neighbours(frames, source.options["cutoff"], key_of("neighbours", digest, options), say, bad)
         kept["data"] = joined(source, frames, edges, digest)
         _report_zeros(source, frames, say)
     return Structures(source, **{k: getattr(kept["data"], k) for k in Structures.ARRAYS}, digest=digest)
@@ -103,13 +107,25 @@ def _bad(source: DataSource, frame: int, line: int, what: str) -> NoReturn:
     fail("E-DATA-060", f"{source.location}, frame {frame}, line {line}: {what}", source.location_span or source.span)
 
 
+def _number(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True
+
+
 class _Reader:
     """One frame: its pairs and its table."""
 
     def __init__(self, source: DataSource, number: int, at: int, comment: str, rows: list[str]):
         self.source, self.number, self.line, self.rows = source, number, at + 2, rows
-        self.pairs = {name: value.strip("\"'{}[]") for name, value in _PAIR.findall(comment)}
+        found = _PAIR.findall(comment)
+        self.pairs = {name: value.strip("\"'{}[]") for name, value in found}
         self.options = source.options
+        for name in {"Properties", "Lattice", "pbc", self.options["energy-key"], self.options["stress-key"]} & self.pairs.keys():
+            if len({value for other, value in found if other == name}) > 1:
+                self.bad(f"`{name}` stands there twice, with different values")
         self.length, self.energy = LENGTHS[self.options["length-unit"]], ENERGIES[self.options["energy-unit"]]
 
     def bad(self, what: str) -> NoReturn:
@@ -126,9 +142,11 @@ class _Reader:
         keys = {name: self.options[f"{name}-key"] for name in found}
         for name in self.options["required"]:
             if found[name] is None:
-                have = ", ".join(sorted({*self.pairs, *places} - {"Properties"}))
+                have = sorted(({*self.pairs, *places} if name != "forces" else {*places}) - {"Properties"})
+                meant = [key for key in have if name.rstrip("s") in key.lower()]
                 fail("E-DATA-061", f"{self.source.location}, frame {self.number} has no {name} (`{keys[name]}`)",
-                     self.source.location_span or self.source.span, notes=(f"the frame has: {have}",))
+                     self.source.location_span or self.source.span, notes=(f"the frame has: {', '.join(sorted({*self.pairs, *places} - {'Properties'}))}",),
+                     help=tuple(f':{name}-key "{key}"' for key in meant[:2]))
         if stress is not None and len(stress) == 9:
             stress = stress[list(_VOIGT)]
         return Frame(
@@ -159,7 +177,7 @@ class _Reader:
         try:
             values = np.array([float(w) for w in words])
         except ValueError:
-            self.bad(f"{what} has something that is no number")
+            self.bad(f"{what} has `{next(w for w in words if not _number(w))[:40]}`, which is no number")
         if not np.isfinite(values).all():
             self.bad(f"{what} is not finite")
         return values
@@ -188,7 +206,7 @@ class _Reader:
         if len(words) != 3 or not all(w in _TRUE + _FALSE for w in words):
             self.bad("pbc is three of T and F")
         periodic = tuple(w in _TRUE for w in words)
-        if any(periodic) and abs(np.linalg.det(cell)) < 1e-12:
+        if any(periodic) and abs(np.linalg.det(whole_cell(cell, periodic))) < 1e-12:
             self.bad("it is periodic, and its Lattice has no volume")
         return cell, periodic  # type: ignore[return-value]
 
@@ -196,30 +214,50 @@ class _Reader:
         elements = self.options["elements"]
         for name in names:
             if name not in elements:
-                fail("E-DATA-062", f"{self.source.location}, frame {self.number}: the element `{name}` is not in :elements",
-                     self.source.span, help=(f":elements ({' '.join([*elements, name])})",))
+                written = name.capitalize()
+                known = name in ELEMENTS
+                helps = f":elements ({' '.join([*elements, name])})" if known else f"`{written}` is how it is written" if written in ELEMENTS else "species are the symbols of chemical elements"
+                fail("E-DATA-062", f"{self.source.location}, frame {self.number}: " + (f"the element `{name}` is not in :elements" if known else f"`{name}` is no chemical element"),
+                     self.source.span, help=(helps,))
         return np.array([elements.index(name) for name in names], np.int32)
 
 
 Edges = tuple[np.ndarray, np.ndarray, np.ndarray]  # receivers, senders, offsets in Å; receivers ascending
 
 
+def whole_cell(cell: np.ndarray, periodic: Any) -> np.ndarray:
+    """Vectors of zero along directions that are not periodic, as ASE leaves them for slabs and wires, by unit vectors across the others."""
+    made = np.array(cell, np.float64)
+    missing = [axis for axis in range(3) if not periodic[axis] and not made[axis].any()]
+    if missing and len(missing) < 3:
+        across = np.linalg.svd(made)[2][3 - len(missing) :]
+        for axis, vector in zip(missing, across, strict=True):
+            made[axis] = vector
+    return made
+
+
 def edges_of(positions: np.ndarray, cell: np.ndarray, periodic: Any, cutoff: float) -> Edges:
     """All pairs closer than the cutoff, both ways, with those of periodic images; no atom with itself in the home cell."""
-    box = cell if any(periodic) else np.zeros((3, 3))
+    box = whole_cell(cell, periodic) if any(periodic) else np.zeros((3, 3))
     i, j, shift = vesin.NeighborList(cutoff=cutoff, full_list=True).compute(positions, box, list(periodic), "ijS")
     order = np.lexsort((shift[:, 2], shift[:, 1], shift[:, 0], j, i)) if len(i) else np.zeros(0, int)
     return i[order].astype(np.int32), j[order].astype(np.int32), (shift.reshape(-1, 3)[order] @ cell).astype(np.float64)
 
 
-def neighbours(frames: list[Frame], cutoff: float, key: str, say: Say = silent) -> list[Edges]:
-    """The edges of every frame, from the cache or made on threads (vesin computes outside Python's lock)."""
+def neighbours(frames: list[Frame], cutoff: float, key: str, say: Say = silent, bad: Callable[[int, str], None] = lambda number, what: None) -> list[Edges]:
+    """The edges of every frame, from the cache or made on threads (vesin computes outside Python's lock). bad: is told of a frame, by number, two of whose
+    atoms have no direction between them."""
     path = _cache_path(key, say)
     found = _cached(path, frames)
     if found is not None:
         return found
     with ThreadPoolExecutor(max(1, min(4, os.cpu_count() or 1))) as pool:
         made = list(pool.map(lambda f: edges_of(f.positions, f.cell, f.periodic, cutoff), frames))
+    for number, (frame, edges) in enumerate(zip(frames, made, strict=True), 1):
+        apart = np.linalg.norm(frame.positions[edges[1]] - frame.positions[edges[0]] + edges[2], axis=1)
+        if len(apart) and apart.min() < NEAREST:
+            i, j = (int(ends[apart.argmin()]) + 1 for ends in edges[:2])
+            bad(number, f"atoms {min(i, j)} and {max(i, j)} stand at one place" if i != j else f"atom {i} and its own image stand at one place")
     if path is not None:
         stage = path.with_name(f".{path.name}.{os.getpid()}")
         with contextlib.suppress(OSError):
