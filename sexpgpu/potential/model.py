@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from importlib import import_module
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -30,7 +30,7 @@ from sexpgpu.passes.simplify import simplify
 from sexpgpu.run.checkpoints.find import absolute, at_path
 from sexpgpu.run.checkpoints.header import saved_schema
 from sexpgpu.run.checkpoints.store import load as load_state
-from sexpgpu.run.data.extxyz import edges_of
+from sexpgpu.run.data.extxyz import NEAREST, Edges, edges_of, whole_cell
 from sexpgpu.run.data.structures import Capacity, Structures, pack
 from sexpgpu.run.measure import remembered, unmeasured
 
@@ -39,6 +39,17 @@ ON_DEVICE = "sexpgpu.potential.device"  # brings Triton
 FUNCTIONS = ("energy-forces-stress", "energy-forces")
 RESULTS = ("energy", "forces", "stress")
 Bound = dict[tuple[str, str], torch.Tensor]
+
+
+def _not_finite(data: Structures, what: list[str]) -> NoReturn:
+    """E-RUN-057, with the atoms that are to blame where two of them have no direction between them."""
+    receivers, senders = data.receivers, data.senders
+    apart = np.linalg.norm(data.positions[senders] - data.positions[receivers] + data.offsets, axis=1)
+    near = int(apart.argmin()) if len(apart) else -1
+    if near >= 0 and apart[near] < NEAREST:
+        i, j = sorted((int(receivers[near]), int(senders[near])))
+        fail("E-RUN-057", f"atoms {i} and {j} stand at one place", help="atoms are counted from 0")
+    fail("E-RUN-057", f"the potential's {' and '.join(what)} are not finite", help="a root, a logarithm or a quotient in the file, or weights that are not finite: a step of `sexpgpu run` names the first op to blame")
 
 
 class Potential:
@@ -125,6 +136,15 @@ class Potential:
                 fail("E-RUN-055", f"the potential does not know the element {symbol}: it was trained for {' '.join(self.elements)}")
         return np.array([self.elements.index(symbol) for symbol in symbols], np.int32)
 
+    def neighbours(self, positions: np.ndarray, cell: np.ndarray, periodic: Any, reach: float) -> Edges:
+        """The edges up to `reach` Å; E-RUN-057 for atoms that stand nowhere, or a cell that does not repeat."""
+        lost = np.flatnonzero(~np.isfinite(positions).all(axis=1))
+        if len(lost):
+            fail("E-RUN-057", f"the position of atom {lost[0]} is not finite: {positions[lost[0]]}", help="atoms are counted from 0")
+        if any(periodic) and not abs(np.linalg.det(whole_cell(cell, periodic))) > 1e-12:
+            fail("E-RUN-057", "the atoms are periodic, and their cell has no volume", help="a cell, or pbc=False")
+        return edges_of(positions, cell, periodic, reach)
+
     def structure(self, species: np.ndarray, positions: np.ndarray, cell: np.ndarray, edges: Any) -> Structures:
         """Atoms with their edges, (receivers, senders, offsets)."""
         atoms, pairs = np.array([0, len(species)]), np.array([0, len(edges[0])])
@@ -134,7 +154,7 @@ class Potential:
     def __call__(self, species: np.ndarray, positions: np.ndarray, cell: np.ndarray | None = None, periodic: Any = (False,) * 3) -> dict[str, np.ndarray]:
         """energy (a number, eV), forces [atoms 3] (eV/Å), and where the function gives it stress [6] (eV/Å³)."""
         box = np.zeros((3, 3)) if cell is None else np.asarray(cell, float)
-        return self.evaluate(self.structure(species, positions, box, edges_of(positions, box, periodic, self.cutoff)))
+        return self.evaluate(self.structure(species, positions, box, self.neighbours(positions, box, periodic, self.cutoff)))
 
     def evaluate(self, data: Structures) -> dict[str, np.ndarray]:
         """Of one structure whose edges may reach beyond the cutoff."""
@@ -155,8 +175,11 @@ class Potential:
         else:
             out = self.compiled.run(values)
         found = {name: value.double().numpy() for name, value in out.items()}
-        return {"energy": found["energy"][0], "forces": found["forces"][: len(data.species)]} | (
+        result = {"energy": found["energy"][0], "forces": found["forces"][: len(data.species)]} | (
             {"stress": found["stress"][0]} if "stress" in found else {})
+        if not all(np.isfinite(value).all() for value in result.values()):
+            _not_finite(data, [name for name, value in result.items() if not np.isfinite(value).all()])
+        return result
 
     def _room(self, data: Structures) -> Capacity:
         """The capacity, grown by a tenth where the atoms do not fit."""

@@ -1,7 +1,9 @@
 """A trained potential in use: laws, the ASE calculator, `doctor FILE`."""
 
+import copy
 import importlib
 import json
+import pickle
 import sys
 
 import numpy as np
@@ -180,6 +182,63 @@ def test_what_the_calculator_refuses(trained):
         with pytest.raises(SexpError) as caught:
             calculator(trained, **keys)
         assert caught.value.diagnostic.code == code
+
+
+NOWHERE = {  # atoms that no structure has -> what is said of them
+    "atoms 0 and 2 stand at one place": lambda a: a.positions.__setitem__(2, a.positions[0]),
+    "atoms 0 and 3 stand at one place": lambda a: a.positions.__setitem__(3, a.positions[0] + a.cell[1]),
+    "the position of atom 1 is not finite": lambda a: a.positions.__setitem__((1, 2), np.nan),
+    "their cell has no volume": lambda a: a.set_cell(None),
+}
+
+
+@pytest.mark.parametrize("words", NOWHERE)
+def test_atoms_that_have_no_energy(trained, words):
+    a = atoms()
+    a.calc = calculator(trained)
+    before = a.get_potential_energy()
+    places, cell = a.positions.copy(), a.cell.copy()
+    NOWHERE[words](a)
+    with pytest.raises(SexpError) as caught:
+        a.get_potential_energy()
+    assert caught.value.diagnostic.code == "E-RUN-057" and words in caught.value.diagnostic.message
+    a.set_cell(cell)
+    a.positions[:] = places
+    assert a.get_potential_energy() == before
+
+
+def test_a_slab_needs_no_third_vector(trained):
+    high, flat = atoms(), atoms()
+    high.set_cell([[4.0, 0, 0], [0.3, 4.2, 0], [0, 0, 30]])
+    flat.set_cell([[4.0, 0, 0], [0.3, 4.2, 0], [0, 0, 0]])
+    for a in (high, flat):
+        a.pbc, a.calc = (True, True, False), calculator(trained, precision="f64")
+    assert flat.get_potential_energy() == high.get_potential_energy()
+    np.testing.assert_array_equal(flat.get_forces(), high.get_forces())
+
+
+def test_keywords_of_a_calculator(trained):
+    with pytest.raises(SexpError) as caught:
+        calculator(trained, skinn=0.5)
+    assert caught.value.diagnostic.code == "E-RUN-055" and "did you mean `skin`?" in caught.value.diagnostic.help
+    for skin in (-0.1, float("nan"), float("inf")):
+        with pytest.raises(SexpError, match="0 or more"):
+            calculator(trained, skin=skin)
+
+
+def test_a_calculator_travels(trained, monkeypatch, tmp_path):
+    """Pickled and copied, as where ASE sends images to processes; paths hold from elsewhere."""
+    monkeypatch.chdir(trained)
+    from sexpgpu.ase import Calculator
+
+    first, a = Calculator("p.lisp", "ck/step-6", skin=0.5, precision="f64"), atoms()
+    a.calc = first
+    expected = a.get_potential_energy()
+    monkeypatch.chdir(tmp_path)
+    for made in (pickle.loads(pickle.dumps(first)), copy.deepcopy(first)):
+        b = atoms()
+        b.calc = made
+        assert b.get_potential_energy() == expected and made.skin == 0.5
 
 
 def test_without_ase_the_message_says_what_to_install(monkeypatch):

@@ -276,6 +276,21 @@ Right:
     (vector-lengths vectors)
 """,
     ),
+    "E-RUN-057": Entry(
+        "atoms that have no energy",
+        """\
+A potential was asked about atoms that no structure has: a position that is not finite, two atoms at one place, periodic directions without a cell; or what it
+gives is not finite. Atoms are counted from 0, as ASE does.
+
+Why: Two atoms at one place have no direction between them, so the force on them is not a number, and a trajectory would go on with it.
+
+Wrong:
+    Atoms("H2")                          ; both at the origin
+
+Right:
+    Atoms("H2", [[0, 0, 0], [0, 0, 0.74]])
+""",
+    ),
     "E-RUN-080": Entry(
         "a command of the prompt that cannot be",
         """\
