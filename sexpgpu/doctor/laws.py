@@ -8,6 +8,9 @@ from sexpgpu.diagnostics import Diagnostic, fail, problem
 from sexpgpu.doctor import Ask, Check, Fact
 from sexpgpu.potential import Potential, check
 from sexpgpu.potential.model import FUNCTIONS
+from sexpgpu.potential.symmetry import BEYOND
+
+HELP = {BEYOND: ":cutoff of the source is below the radius at which the file's radial functions end: one knob for both, as in examples/potential.lisp"}
 
 
 def run(ask: Ask) -> Iterator[Fact | Diagnostic]:
@@ -29,7 +32,7 @@ def run(ask: Ask) -> Iterator[Fact | Diagnostic]:
         yield law.law, f"{law.deviation:.1e}, below {law.bound:.0e}{'' if law.holds else ': broken'}"
         if not law.holds:
             yield problem("E-RUN-056", f"the potential of {ask.file} breaks a law: {law.law} is off by {law.deviation:.1e}, and {law.bound:.0e} is allowed",
-                          help="look for what depends on an axis, a position or the order of atoms: sexpgpu explain FILE --after expanded").diagnostic
+                          help=HELP.get(law.law, "look for what depends on an axis, a position or the order of atoms: sexpgpu explain FILE --after expanded")).diagnostic
 
 
 CHECK = Check("laws", "laws", "error", 900, run)

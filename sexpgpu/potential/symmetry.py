@@ -11,6 +11,7 @@ import numpy as np
 from sexpgpu.potential.model import Potential
 
 Structure = tuple[np.ndarray, np.ndarray, np.ndarray | None, tuple[bool, bool, bool]]  # species, positions, cell, periodic
+BEYOND = "neighbours beyond the cutoff add nothing"
 STEP = 1e-4  # Å of a difference quotient of the fourth order
 
 
@@ -54,6 +55,7 @@ def check(make: Callable[[str], Potential]) -> list[Finding]:
         laws[law] = (max(deviation, laws.get(law, (0.0, 0.0))[0]), bound)
 
     for structure in structures(single)[::-1]:  # the crystal first: its capacity holds the cluster too
+        _reach(double, structure, note)
         for name, (moved, back) in _motions(structure).items():
             _compare(single, structure, moved, back, name, note)
         _differences(double, structure, note)
@@ -75,6 +77,14 @@ def _motions(structure: Structure) -> dict[str, tuple[Structure, Any]]:
         "translation": ((species, x + rng.uniform(-3, 3, 3), cell, periodic), lambda f: f),
         "permutation": ((species[order], x[order], cell, periodic), lambda f: f[np.argsort(order)]),
     }
+
+
+def _reach(potential: Potential, structure: Structure, note: Any) -> None:
+    """A neighbour beyond the source's cutoff changes nothing: radial functions that reach farther end in a step there, and forces in none."""
+    species, x, cell, periodic = structure
+    box = np.zeros((3, 3)) if cell is None else cell
+    energies = [potential.evaluate(potential.structure(species, x, box, potential.neighbours(x, box, periodic, far * potential.cutoff)))["energy"] for far in (1.15, 1.0)]
+    note(BEYOND, abs(float(energies[0] - energies[1])) / max(abs(float(energies[1])), 1e-3 * len(x)), 1e-6)
 
 
 def _compare(potential: Potential, structure: Structure, moved: Structure, back: Any, name: str, note: Any) -> None:

@@ -68,7 +68,7 @@ def potential(folder, precision="f64", **keys):
 
 def test_laws_hold_and_a_broken_one_is_found(trained):
     found = check(lambda precision: potential(trained, precision))
-    assert {f.law.split(":")[0] for f in found} >= {"rotation", "reflection", "translation", "permutation"} and len(found) == 10
+    assert {f.law.split(":")[0] for f in found} >= {"rotation", "reflection", "translation", "permutation"} and len(found) == 11
     assert all(f.holds for f in found), found
     assert not Finding("rotation: energy", 1e-4, 1e-5).holds and not Finding("rotation: energy", float("nan"), 1e-5).holds
 
@@ -83,6 +83,16 @@ def test_doctor_of_a_file(trained, capsys):
     rows = capsys.readouterr().out.splitlines()
     assert any("rotation: energy" in row and row.endswith("broken") for row in rows) and any("E-RUN-056" in row for row in rows)
     assert not any("translation" in row and row.endswith("broken") for row in rows)
+
+
+def test_a_cutoff_that_cuts_is_found(trained, capsys):
+    """Edges end at the source's cutoff where the radial functions have not."""
+    short = trained / "short.lisp"
+    short.write_text(PROGRAM.replace(":cutoff 2.5", ":cutoff 2.0"))
+    capsys.readouterr()
+    assert perform(["doctor", str(short)]) == 1
+    out = capsys.readouterr().out
+    assert "neighbours beyond the cutoff add nothing is off by" in out and "one knob for both" in out
 
 
 def test_statistics_and_averages_come_from_the_checkpoint(trained):
