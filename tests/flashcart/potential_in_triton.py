@@ -113,7 +113,7 @@ def calculator(folder: Path) -> None:
             x.positions[1, 0] += 0.02
     calc = both[1].calc
     builds, lists = calc.potential.builds, calc.lists
-    larger = both[1] + ase.Atoms("O9", positions=np.arange(27).reshape(9, 3) % 4)
+    larger = both[1] + ase.Atoms("O9", positions=0.5 + 1.3 * np.indices((3, 3, 1)).reshape(3, -1).T)
     larger.calc = calc
     larger.get_potential_energy()
     say(name="calculator", **worst, builds=builds, lists=lists, calls=calls, grown=calc.potential.builds)
