@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from functools import partial
 from typing import Any
 
@@ -42,10 +43,15 @@ class Calculator(_Calculator):
                 fail("E-RUN-055", f"a calculator has no keyword `{key}`", help=suggestion(key, ("skin", *OWN, *ASES), "keywords"))
         if not 0 <= skin < float("inf"):
             fail("E-RUN-055", f"skin is Å beyond the cutoff, 0 or more, and not {skin}")
+        if checkpoint is None:
+            fail("E-RUN-055", "a calculator needs a checkpoint", help='Calculator("potential.lisp", "checkpoints/step-2000")')
+        file, checkpoint = os.fspath(file), os.fspath(checkpoint)
         own = {k: keys.pop(k) for k in OWN if k in keys}
         super().__init__(**keys)
         self.potential, self.skin = Potential(file, checkpoint, device=device, **own), float(skin)
-        self._arguments = (os.path.abspath(file), checkpoint if "://" in str(checkpoint) else os.path.abspath(checkpoint), device), {"skin": skin, **own, "directory": self.directory}
+        self._arguments = (os.path.abspath(file), checkpoint if "://" in checkpoint else os.path.abspath(checkpoint), device), {"skin": skin, **own, "directory": self.directory}
+        for line in self.potential.warnings:
+            warnings.warn(f"the checkpoint is of another program: {line}", UserWarning, stacklevel=2)
         self.lists = 0  # neighbour lists made so far
         self._list: tuple[Any, ...] | None = None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from importlib import import_module
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from sexpgpu.source import Span
 
@@ -59,6 +59,10 @@ class SexpError(Exception):
     def __init__(self, diagnostic: Diagnostic):
         super().__init__(f"{diagnostic.code}: {diagnostic.message}")
         self.diagnostic = diagnostic
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Between processes: by what it was made of, and not by its text."""
+        return type(self), (self.diagnostics if isinstance(self, SexpErrors) else self.diagnostic,)
 
     @property
     def diagnostics(self) -> tuple[Diagnostic, ...]:

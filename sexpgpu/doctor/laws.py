@@ -25,7 +25,15 @@ def run(ask: Ask) -> Iterator[Fact | Diagnostic]:
         if ask.weights is not None:
             fail("E-ENV-006", f"--weights is of an interatomic potential, and {file} has none", help="leave out --weights; `sexpgpu eval` tries the weights of any model")
         return
-    found = check(lambda precision: Potential(file, ask.weights, run=trained, sets=ask.selection.sets, variant=ask.selection.variant, precision=precision))
+    made: list[Potential] = []
+
+    def make(precision: str) -> Potential:
+        made.append(Potential(file, ask.weights, run=trained, sets=ask.selection.sets, variant=ask.selection.variant, precision=precision))
+        return made[-1]
+
+    found = check(make)
+    for line in made[0].warnings if made else ():
+        yield "weights", line
     ask.known["laws"] = found
     yield "laws", f"{sum(f.holds for f in found)} of {len(found)} laws hold"
     for law in found:

@@ -27,10 +27,11 @@ from sexpgpu.ops.philox import draw_key
 from sexpgpu.passes.expand import expand_gradients
 from sexpgpu.passes.precision import apply_precision
 from sexpgpu.passes.simplify import simplify
+from sexpgpu.potential.unlike import unlike
 from sexpgpu.run.checkpoints.find import absolute, at_path
 from sexpgpu.run.checkpoints.header import saved_schema
 from sexpgpu.run.checkpoints.store import load as load_state
-from sexpgpu.run.data.extxyz import NEAREST, Edges, edges_of, whole_cell
+from sexpgpu.run.data.extxyz import NEAREST, Edges, edges_of, scattered, whole_cell
 from sexpgpu.run.data.structures import Capacity, Structures, pack
 from sexpgpu.run.measure import remembered, unmeasured
 
@@ -79,6 +80,11 @@ class Potential:
         self.cutoff: float = options["cutoff"]
         self.elements: list[str] = options["elements"]
         self.dtype = torch.float64 if precision == "f64" else torch.float32
+        self.warnings: tuple[str, ...] = ()  # in what the checkpoint's program was another
+        if weights not in (None, "ema", "raw"):
+            fail("E-RUN-055", f"a potential's weights are ema or raw, and not `{weights}`", help=suggestion(str(weights), ("ema", "raw"), "weights"))
+        if weights == "ema" and not self.traced.averages:
+            fail("E-RUN-055", f"the run `{self.config.name}` keeps no averaged weights", self.config.span, help="leave weights= out, or give the run :ema")
         self.known = self._initial() if checkpoint is None else self._weights(checkpoint, weights)
         self.compiled: Any = None  # of the capacity: interpreter.Compiled, or device.OnDevice
         self.capacity: Capacity = (2, 0, 0)
@@ -121,6 +127,7 @@ class Potential:
                     fail("E-CKPT-021", f"{found.folder} has no `{key}` of the shape {list(spec.shape)}",
                          help="name the variant and the knobs that it was trained with")  # fmt: skip
                 wanted[kind, str(spec.node.attrs["path"])] = key
+        self.warnings = unlike(self.loaded, self.traced, found)
         state = load_state(found)
         bound = {leaf: state[key].to(self.dtype) if state[key].is_floating_point() else state[key] for leaf, key in wanted.items()}
         for name, value in remembered(self.config, found.manifest.data).statistics.items():
@@ -141,8 +148,12 @@ class Potential:
         lost = np.flatnonzero(~np.isfinite(positions).all(axis=1))
         if len(lost):
             fail("E-RUN-057", f"the position of atom {lost[0]} is not finite: {positions[lost[0]]}", help="atoms are counted from 0")
+        if not np.isfinite(cell).all():
+            fail("E-RUN-057", "the cell is not finite")
         if any(periodic) and not abs(np.linalg.det(whole_cell(cell, periodic))) > 1e-12:
             fail("E-RUN-057", "the atoms are periodic, and their cell has no volume", help="a cell, or pbc=False")
+        if scattered(positions, cell, periodic, reach):
+            fail("E-RUN-057", "the atoms, or their cell, are spread over thousands of cutoffs", help="a trajectory that has exploded, or a length in another unit than Å")
         return edges_of(positions, cell, periodic, reach)
 
     def structure(self, species: np.ndarray, positions: np.ndarray, cell: np.ndarray, edges: Any) -> Structures:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,21 +10,21 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from sexpgpu.compiler import Loaded, train_graph, trajectory, versions
+from sexpgpu.compiler import Loaded
 from sexpgpu.diagnostics import fail, problem
 from sexpgpu.experiment.model import Init
 from sexpgpu.experiment.trace import Spec
 from sexpgpu.experiment.traced import TracedRun
 from sexpgpu.ops.initial import initial_value
 from sexpgpu.ops.philox import draw_key
+from sexpgpu.potential.unlike import unlike
 from sexpgpu.python.module import dtype_of
-from sexpgpu.run.checkpoints.compare import Identity, Schema, compare, type_text
+from sexpgpu.run.checkpoints.compare import Schema, type_text
 from sexpgpu.run.checkpoints.export import weights
 from sexpgpu.run.checkpoints.find import Found, absolute, at_path, whole
 from sexpgpu.run.checkpoints.header import saved_schema
-from sexpgpu.run.initial import COMPONENT, open_weights
+from sexpgpu.run.initial import open_weights
 from sexpgpu.run.measure import remembered
-from sexpgpu.run.plain import plain_knobs
 from sexpgpu.run.storage import is_remote, local_copy, open_storage
 
 
@@ -80,18 +79,8 @@ def _checkpoint(loaded: Loaded, traced: TracedRun, found: Found, averaged: bool)
     full = saved_schema(found)
     saved = {name.partition("/")[2]: kind for name, kind in full.items() if name.startswith(("param/", "state/"))}
     _refuse(str(found.folder), saved, _schema(traced))
-    run = remembered(traced.run, manifest.data)
-    now = trajectory(traced if run is traced.run else train_graph(loaded, run), run)
-    now |= {name: digest for name, digest in manifest.trajectory.items() if name.startswith("data ") or name == COMPONENT}
-    texts = {text.name: hashlib.sha256(text.text.encode()).hexdigest() for text in loaded.experiment.texts}
-    identity = Identity(traced.run.name, now, plain_knobs(loaded.experiment.knobs), texts, versions(), manifest.device,
-                        manifest.ranks, manifest.threads)
-    found_differences = compare(manifest, identity, {}, {})
-    lines = (*found_differences.impossible, *found_differences.changing)
-    said = [f"{found.folder}: {'; '.join([*lines, *found_differences.harmless])}"] if lines else []
-    if manifest.health != "healthy":
-        said.append(f"{found.folder} is suspect: not every number in it is finite")
-    return Start(weights(found, averaged), manifest.step, manifest.threads, tuple(said), dict(run.statistics))
+    said = unlike(loaded, traced, found)
+    return Start(weights(found, averaged), manifest.step, manifest.threads, said, dict(remembered(traced.run, manifest.data).statistics))
 
 
 def _file(path: Path, traced: TracedRun) -> dict[str, torch.Tensor]:

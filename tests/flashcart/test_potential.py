@@ -4,7 +4,9 @@ import copy
 import importlib
 import json
 import pickle
+import re
 import sys
+import warnings
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ import torch
 
 import sexpgpu
 from sexpgpu.cli.main import perform
-from sexpgpu.diagnostics import SexpError
+from sexpgpu.diagnostics import SexpError, SexpErrors
 from sexpgpu.potential import Finding, Potential, check
 
 CRYSTAL = """2
@@ -249,6 +251,57 @@ def test_a_calculator_travels(trained, monkeypatch, tmp_path):
         b = atoms()
         b.calc = made
         assert b.get_potential_energy() == expected and made.skin == 0.5
+
+
+def test_a_checkpoint_of_another_program_is_told(trained):
+    """The shapes are the same; the numbers mean something else."""
+    from sexpgpu.ase import Calculator
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        calculator(trained)
+        Calculator(trained / "p.lisp", trained / "ck" / "step-6")  # paths are paths
+    for name, old, new, words in (("elements", "(H O)", "(O H)", "option elements"), ("radius", "polynomial-cutoff lengths :r-max 2.5", "polynomial-cutoff lengths :r-max 2.0", "graph: differs")):
+        assert old in PROGRAM
+        (trained / f"{name}.lisp").write_text(PROGRAM.replace(old, new))
+        with pytest.warns(UserWarning, match=words):
+            Calculator(str(trained / f"{name}.lisp"), str(trained / "ck" / "step-6"))
+
+
+def test_weights_that_there_are_none_of(trained):
+    for weights in ("rwa", 3):
+        with pytest.raises(SexpError, match="ema or raw") as caught:
+            calculator(trained, weights=weights)
+        assert caught.value.diagnostic.code == "E-RUN-055"
+    (trained / "plain.lisp").write_text(re.sub(r":ema [0-9.]+", "", PROGRAM))
+    with pytest.raises(SexpError, match="keeps no averaged weights"):
+        Potential(str(trained / "plain.lisp"), None, weights="ema")
+    from sexpgpu.ase import Calculator
+
+    with pytest.raises(SexpError, match="needs a checkpoint"):
+        Calculator(str(trained / "p.lisp"), None)
+
+
+@pytest.mark.parametrize("positions, cell", [
+    ([[0, 0, 0], [1.1, 0, 0], [2000, 2000, 0]], None), ([[0, 0, 0], [1.1, 0, 0], [20, 20, 0]], [2000, 2000, 6]), ([[0, 0, 0], [1.1, 0, 0], [9, 9, 9]], [np.inf] * 3),
+], ids=["exploded", "a thin cell", "no cell"])  # fmt: skip
+def test_atoms_that_are_spread_too_far(trained, positions, cell):
+    """vesin 0.6.2 ends the process for the first two (SIGFPE)."""
+    a = ase.Atoms("OHH", positions=positions, cell=cell, pbc=cell is not None)
+    a.calc = calculator(trained)
+    with pytest.raises(SexpError) as caught:
+        a.get_potential_energy()
+    assert caught.value.diagnostic.code == "E-RUN-057"
+
+
+def test_an_error_travels(trained):
+    """Between the processes of a pool."""
+    with pytest.raises(SexpError) as caught:
+        calculator(trained, device="gpu")
+    there = pickle.loads(pickle.dumps(caught.value))
+    assert type(there) is type(caught.value) and there.diagnostic == caught.value.diagnostic
+    several = SexpErrors([caught.value.diagnostic, caught.value.diagnostic])
+    assert copy.deepcopy(several).diagnostics == several.diagnostics
 
 
 def test_without_ase_the_message_says_what_to_install(monkeypatch):

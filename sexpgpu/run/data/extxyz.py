@@ -28,6 +28,7 @@ from sexpgpu.run.data.files import no_rows, read_bytes, unpacked
 from sexpgpu.run.data.structures import Structures, joined
 
 _PAIR = re.compile(r"""([^\s="']+)=("(?:[^"\\]|\\.)*"|'[^']*'|\{[^}]*\}|\[[^\]]*\]|[^\s]+)""")
+CELLS = 1e5
 NEAREST = 1e-6  # Å between two atoms, at least
 _VOIGT = (0, 4, 8, 5, 2, 1)  # xx yy zz yz xz xy of nine numbers
 _TRUE, _FALSE = ("T", "TRUE", "1"), ("F", "FALSE", "0")
@@ -236,6 +237,20 @@ def whole_cell(cell: np.ndarray, periodic: Any) -> np.ndarray:
     return made
 
 
+def scattered(positions: np.ndarray, cell: np.ndarray, periodic: Any, cutoff: float) -> bool:
+    """Whether vesin would divide space into no cells along a thin direction, by which it then divides (SIGFPE in 0.6.2): beyond 100,000 cells it makes fewer
+    along each direction, by one factor."""
+    if not len(positions):
+        return False
+    inverse = np.linalg.inv(whole_cell(cell, periodic) if any(periodic) else np.eye(3))
+    across = inverse / np.linalg.norm(inverse, axis=0)  # unit vectors, in columns
+    spans = np.ptp(positions @ across, axis=0)
+    lengths = np.where(periodic, 1 / np.linalg.norm(inverse, axis=0), spans)
+    cells = np.maximum(1.0, np.floor(lengths / cutoff))
+    total = cells.prod()
+    return bool(total > CELLS and cells.min() * np.cbrt(CELLS / total) < 1)
+
+
 def edges_of(positions: np.ndarray, cell: np.ndarray, periodic: Any, cutoff: float) -> Edges:
     """All pairs closer than the cutoff, both ways, with those of periodic images; no atom with itself in the home cell."""
     box = whole_cell(cell, periodic) if any(periodic) else np.zeros((3, 3))
@@ -251,6 +266,9 @@ def neighbours(frames: list[Frame], cutoff: float, key: str, say: Say = silent, 
     found = _cached(path, frames)
     if found is not None:
         return found
+    for number, frame in enumerate(frames, 1):
+        if scattered(frame.positions, frame.cell, frame.periodic, cutoff):
+            bad(number, "its atoms, or its Lattice, are spread over thousands of cutoffs: is :length-unit right?")
     with ThreadPoolExecutor(max(1, min(4, os.cpu_count() or 1))) as pool:
         made = list(pool.map(lambda f: edges_of(f.positions, f.cell, f.periodic, cutoff), frames))
     for number, (frame, edges) in enumerate(zip(frames, made, strict=True), 1):
