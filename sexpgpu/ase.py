@@ -51,7 +51,7 @@ class Calculator(_Calculator):
         self.potential, self.skin = Potential(file, checkpoint, device=device, **own), float(skin)
         self._arguments = (os.path.abspath(file), checkpoint if "://" in checkpoint else os.path.abspath(checkpoint), device), {"skin": skin, **own, "directory": self.directory}
         for line in self.potential.warnings:
-            warnings.warn(f"the checkpoint is of another program: {line}", UserWarning, stacklevel=2)
+            warnings.warn(line, UserWarning, stacklevel=2)
         self.lists = 0  # neighbour lists made so far
         self._list: tuple[Any, ...] | None = None
 

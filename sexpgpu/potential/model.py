@@ -31,7 +31,7 @@ from sexpgpu.potential.unlike import unlike
 from sexpgpu.run.checkpoints.find import absolute, at_path
 from sexpgpu.run.checkpoints.header import saved_schema
 from sexpgpu.run.checkpoints.store import load as load_state
-from sexpgpu.run.data.extxyz import NEAREST, Edges, edges_of, scattered, whole_cell
+from sexpgpu.run.data.extxyz import Edges, at_one_place, edges_of, scattered, whole_cell
 from sexpgpu.run.data.structures import Capacity, Structures, pack
 from sexpgpu.run.measure import remembered, unmeasured
 
@@ -44,12 +44,9 @@ Bound = dict[tuple[str, str], torch.Tensor]
 
 def _not_finite(data: Structures, what: list[str]) -> NoReturn:
     """E-RUN-057, with the atoms that are to blame where two of them have no direction between them."""
-    receivers, senders = data.receivers, data.senders
-    apart = np.linalg.norm(data.positions[senders] - data.positions[receivers] + data.offsets, axis=1)
-    near = int(apart.argmin()) if len(apart) else -1
-    if near >= 0 and apart[near] < NEAREST:
-        i, j = sorted((int(receivers[near]), int(senders[near])))
-        fail("E-RUN-057", f"atoms {i} and {j} stand at one place", help="atoms are counted from 0")
+    pair = at_one_place(data.positions, (data.receivers, data.senders, data.offsets))
+    if pair is not None:
+        fail("E-RUN-057", f"atoms {pair[0]} and {pair[1]} stand at one place", help="atoms are counted from 0")
     fail("E-RUN-057", f"the potential's {' and '.join(what)} are not finite", help="a root, a logarithm or a quotient in the file, or weights that are not finite: a step of `sexpgpu run` names the first op to blame")
 
 
@@ -153,7 +150,7 @@ class Potential:
         if any(periodic) and not abs(np.linalg.det(whole_cell(cell, periodic))) > 1e-12:
             fail("E-RUN-057", "the atoms are periodic, and their cell has no volume", help="a cell, or pbc=False")
         if scattered(positions, cell, periodic, reach):
-            fail("E-RUN-057", "the atoms, or their cell, are spread over thousands of cutoffs", help="a trajectory that has exploded, or a length in another unit than Å")
+            fail("E-RUN-057", "the atoms, or their cell, are spread over hundreds of cutoffs", help="a trajectory that has exploded, or a length in another unit than Å")
         return edges_of(positions, cell, periodic, reach)
 
     def structure(self, species: np.ndarray, positions: np.ndarray, cell: np.ndarray, edges: Any) -> Structures:

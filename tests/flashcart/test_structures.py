@@ -95,7 +95,7 @@ MISTAKES = [
     ("E-DATA-062", "frame 1: the element `He`", WATER.replace("O 0", "He 0")),
     ("E-DATA-062", "frame 1: `h` is no chemical element", WATER.replace("H 0.96", "h 0.96")),
     ("E-DATA-060", "frame 2: atoms 1 and 3 stand at one place", WATER + WATER.replace("H -0.24 0.93 0", "H 0 0 0")),
-    ("E-DATA-060", "frame 2: its atoms, or its Lattice, are spread over thousands", WATER + WATER.replace("H -0.24 0.93 0", "H 1e6 1e6 0")),
+    ("E-DATA-060", "frame 2: its atoms, or its Lattice, are spread over hundreds", WATER + WATER.replace("H -0.24 0.93 0", "H 1e6 1e6 0")),
     ("E-DATA-060", "`pos` has `1.0D-1`, which is no number", WATER.replace("0.96", "1.0D-1")),
     ("E-DATA-060", "`energy` stands there twice", WATER.replace("energy=-10.5", "energy=-10.5 energy=-11")),
     ("E-DATA-060", "frame 1, line 4: 6 columns, and Properties need 7", WATER.replace("-0.1 0.25 0", "-0.1 0.25")),

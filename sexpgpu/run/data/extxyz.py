@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -28,7 +28,7 @@ from sexpgpu.run.data.files import no_rows, read_bytes, unpacked
 from sexpgpu.run.data.structures import Structures, joined
 
 _PAIR = re.compile(r"""([^\s="']+)=("(?:[^"\\]|\\.)*"|'[^']*'|\{[^}]*\}|\[[^\]]*\]|[^\s]+)""")
-CELLS = 1e5
+CELLS = 1e5  # of vesin
 NEAREST = 1e-6  # Å between two atoms, at least
 _VOIGT = (0, 4, 8, 5, 2, 1)  # xx yy zz yz xz xy of nine numbers
 _TRUE, _FALSE = ("T", "TRUE", "1"), ("F", "FALSE", "0")
@@ -67,10 +67,7 @@ def _opened(source: DataSource, path: Path, digest: str, options: Any, say: Say)
         frames = list(parse(source, unpacked(source, path).decode("utf-8", "replace")))
         if not frames:
             no_rows(source, "no frames")
-        def bad(number: int, what: str) -> NoReturn:
-            fail("E-DATA-060", f"{source.location}, frame {number}: {what}", source.location_span or source.span)
-
-        edges = neighbours(frames, source.options["cutoff"], key_of("neighbours", digest, options), say, bad)
+        edges = neighbours(frames, source.options["cutoff"], key_of("neighbours", digest, options), say, partial(_bad, source))
         kept["data"] = joined(source, frames, edges, digest)
         _report_zeros(source, frames, say)
     return Structures(source, **{k: getattr(kept["data"], k) for k in Structures.ARRAYS}, digest=digest)
@@ -99,13 +96,15 @@ def parse(source: DataSource, text: str) -> Iterator[Frame]:
                 raise ValueError
         except ValueError:
             words = "a number of atoms that the rest of the file has lines for"
-            _bad(source, number, at + 1, f"expected {words}, and found `{lines[at][:40]}`")
+            _bad(source, number, f"expected {words}, and found `{lines[at][:40]}`", at + 1)
         yield _Reader(source, number, at, lines[at + 1], lines[at + 2 : at + 2 + count]).frame()
         at += 2 + count
 
 
-def _bad(source: DataSource, frame: int, line: int, what: str) -> NoReturn:
-    fail("E-DATA-060", f"{source.location}, frame {frame}, line {line}: {what}", source.location_span or source.span)
+def _bad(source: DataSource, frame: int, what: str, line: int = 0) -> NoReturn:
+    """line: of the file, where one is to blame."""
+    at = f", line {line}" if line else ""
+    fail("E-DATA-060", f"{source.location}, frame {frame}{at}: {what}", source.location_span or source.span)
 
 
 def _number(word: str) -> bool:
@@ -130,7 +129,7 @@ class _Reader:
         self.length, self.energy = LENGTHS[self.options["length-unit"]], ENERGIES[self.options["energy-unit"]]
 
     def bad(self, what: str) -> NoReturn:
-        _bad(self.source, self.number, self.line, what)
+        _bad(self.source, self.number, what, self.line)
 
     def frame(self) -> Frame:
         columns, places = self._table()
@@ -143,10 +142,10 @@ class _Reader:
         keys = {name: self.options[f"{name}-key"] for name in found}
         for name in self.options["required"]:
             if found[name] is None:
-                have = sorted(({*self.pairs, *places} if name != "forces" else {*places}) - {"Properties"})
-                meant = [key for key in have if name.rstrip("s") in key.lower()]
+                have = sorted({*self.pairs, *places} - {"Properties"})
+                meant = [key for key in have if name.rstrip("s") in key.lower() and (key in places) == (name == "forces")]
                 fail("E-DATA-061", f"{self.source.location}, frame {self.number} has no {name} (`{keys[name]}`)",
-                     self.source.location_span or self.source.span, notes=(f"the frame has: {', '.join(sorted({*self.pairs, *places} - {'Properties'}))}",),
+                     self.source.location_span or self.source.span, notes=(f"the frame has: {', '.join(have)}",),
                      help=tuple(f':{name}-key "{key}"' for key in meant[:2]))
         if stress is not None and len(stress) == 9:
             stress = stress[list(_VOIGT)]
@@ -171,7 +170,7 @@ class _Reader:
         columns = [row.split() for row in self.rows]
         for i, row in enumerate(columns):
             if len(row) < start:
-                _bad(self.source, self.number, self.line + 1 + i, f"{len(row)} columns, and Properties need {start}")
+                _bad(self.source, self.number, f"{len(row)} columns, and Properties need {start}", self.line + 1 + i)
         return columns, places
 
     def _floats(self, words: list[str], what: str) -> np.ndarray:
@@ -259,23 +258,32 @@ def edges_of(positions: np.ndarray, cell: np.ndarray, periodic: Any, cutoff: flo
     return i[order].astype(np.int32), j[order].astype(np.int32), (shift.reshape(-1, 3)[order] @ cell).astype(np.float64)
 
 
+def at_one_place(positions: np.ndarray, edges: Edges) -> tuple[int, int] | None:
+    """Two atoms, or one and its image, between which there is no direction."""
+    receivers, senders, offsets = edges
+    apart = np.linalg.norm(positions[senders] - positions[receivers] + offsets, axis=1)
+    if not len(apart) or not apart.min() < NEAREST:
+        return None
+    first, last = sorted((int(receivers[apart.argmin()]), int(senders[apart.argmin()])))
+    return first, last
+
+
 def neighbours(frames: list[Frame], cutoff: float, key: str, say: Say = silent, bad: Callable[[int, str], None] = lambda number, what: None) -> list[Edges]:
-    """The edges of every frame, from the cache or made on threads (vesin computes outside Python's lock). bad: is told of a frame, by number, two of whose
-    atoms have no direction between them."""
+    """The edges of every frame, from the cache or made on threads (vesin computes outside Python's lock). bad: is told of a frame, by number, that
+    has none, or two of whose atoms have no direction between them."""
     path = _cache_path(key, say)
     found = _cached(path, frames)
     if found is not None:
         return found
     for number, frame in enumerate(frames, 1):
         if scattered(frame.positions, frame.cell, frame.periodic, cutoff):
-            bad(number, "its atoms, or its Lattice, are spread over thousands of cutoffs: is :length-unit right?")
+            bad(number, "its atoms, or its Lattice, are spread over hundreds of cutoffs: is :length-unit right?")
     with ThreadPoolExecutor(max(1, min(4, os.cpu_count() or 1))) as pool:
         made = list(pool.map(lambda f: edges_of(f.positions, f.cell, f.periodic, cutoff), frames))
     for number, (frame, edges) in enumerate(zip(frames, made, strict=True), 1):
-        apart = np.linalg.norm(frame.positions[edges[1]] - frame.positions[edges[0]] + edges[2], axis=1)
-        if len(apart) and apart.min() < NEAREST:
-            i, j = (int(ends[apart.argmin()]) + 1 for ends in edges[:2])
-            bad(number, f"atoms {min(i, j)} and {max(i, j)} stand at one place" if i != j else f"atom {i} and its own image stand at one place")
+        pair = at_one_place(frame.positions, edges)
+        if pair is not None:
+            bad(number, f"atoms {pair[0] + 1} and {pair[1] + 1} stand at one place")
     if path is not None:
         stage = path.with_name(f".{path.name}.{os.getpid()}")
         with contextlib.suppress(OSError):
